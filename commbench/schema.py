@@ -13,11 +13,25 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from commbench.errors import InputError
 
 T = TypeVar("T")
+#: An object of JSON: one to write, and one that was read and is not checked yet.
+JsonObject: TypeAlias = dict[str, Any]
+JsonMapping: TypeAlias = Mapping[str, Any]
 Reader = Callable[[Any], Any]
 
 #: The largest number accepted: far above any measurement, and small enough that sums and squares stay finite.
@@ -262,7 +276,7 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _check_complete(required: frozenset[str], value: Mapping[str, Any]) -> None:
+def _check_complete(required: frozenset[str], value: JsonMapping) -> None:
     if not required <= value.keys():
         raise _UnfitError(f" lacks {', '.join(sorted(required - value.keys()))}")
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from commbench.errors import InputError
+from commbench.schema import JsonMapping
 
 FORMAT, VERSION = "commbench-trace", 1
 #: Traces that come with commbench, in data/traces; benchmarks/record_traces.py made them.
@@ -183,21 +184,21 @@ def _parse_parameter(entry: Any) -> TracedParameter:  # noqa: ANN401 - a file ma
     )
 
 
-def _entry(data: Mapping[str, Any], key: str, kind: type) -> Any:  # noqa: ANN401 - a value of type ``kind``
+def _entry(data: JsonMapping, key: str, kind: type) -> Any:  # noqa: ANN401 - a value of type ``kind``
     value = data.get(key)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise _BadTraceError(f'has "{key}": {json.dumps(value):.40}, which is no {kind.__name__}')
     return value
 
 
-def _one_of(data: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str:
+def _one_of(data: JsonMapping, key: str, choices: tuple[str, ...]) -> str:
     value = data.get(key)
     if value not in choices:
         raise _BadTraceError(f'has "{key}": {json.dumps(value):.40}, not one of {", ".join(choices)}')
     return str(value)
 
 
-def _milliseconds(data: Mapping[str, Any], key: str) -> float:
+def _milliseconds(data: JsonMapping, key: str) -> float:
     value = data.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise _BadTraceError(f'has "{key}": {json.dumps(value):.40}, which is no time')

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from commbench.collectives.backends import GPU_BACKENDS
 from commbench.engine.control import Control, gather_everywhere
+from commbench.schema import JsonObject
 from commbench.system.clock import clock_domain
 from commbench.system.files import ROOT
 from commbench.system.gpus import Nvml, gpu_addresses
@@ -115,7 +116,7 @@ class RunMeter:
         """Whether what a backend's buffers lie in is counted: the energy of idle GPUs alone is none of a host's."""
         return ("gpu" if backend in GPU_BACKENDS else "cpu") in self.kinds
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """What run.json states: ``counted`` kinds, and for those that are ``missing`` why."""
         return {"counted": list(self.kinds), "missing": dict(self.missing)}
 

@@ -19,7 +19,7 @@ from commbench.collectives.cases import Case, check_case
 from commbench.collectives.composed import operation_in_pattern
 from commbench.engine.flags import OVERHEAD, check_flags
 from commbench.errors import InputError, UnsupportedError
-from commbench.schema import Ranks, check_as, read_as
+from commbench.schema import JsonMapping, JsonObject, Ranks, check_as, read_as
 
 SCHEMA = 2
 
@@ -234,14 +234,14 @@ class Record:
     other_s: float = 0.0
     """Wall time of everything else: buffers, verification, collecting samples."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The record as ``samples.jsonl`` holds it: ``case`` an object, ``launch`` a number, ``pairs`` by column."""
         plain = dataclasses.asdict(dataclasses.replace(self, pairs=()))
         pairs = _as_columns(self.pairs) if self.pairs else {}
         return {"kind": self.kind, **plain, "groups": list(plain["groups"]), "pairs": pairs}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Record:
+    def from_json(cls, data: JsonMapping) -> Record:
         """Rebuild a record; fields that this version does not know are ignored.
 
         Raises:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 #: Turns the value of a collective's future into the averaged bucket, shape (numel,).
 Finish = Callable[[Any], torch.Tensor]
+
+#: The state of a hook for a checkpoint, as in torch.
+StateDict: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,11 +189,11 @@ class Hook(ABC):
     def begin_step(self) -> None:  # noqa: B027 - most hooks have nothing to do
         """Prepare a step, before its first bucket."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return this rank's state for a checkpoint; with it, training resumes as if it had not stopped."""
         return {"hook": self.name, "version": 1}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Resume from the `state_dict` of the same rank; raise InputError for another hook's state."""
         if state.get("hook") != self.name or state.get("version") != 1:
             other = f"hook {state.get('hook')}, version {state.get('version')}"

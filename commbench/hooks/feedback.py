@@ -12,14 +12,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
-from commbench.hooks.base import Finish, Hook, Stopwatch
+from commbench.hooks.base import Finish, Hook, StateDict, Stopwatch
 from commbench.hooks.layout import Layout
 
 if TYPE_CHECKING:
@@ -265,12 +265,12 @@ class FeedbackHook(Hook):
     def forget(self, layout: Layout) -> None:
         """Drop a subclass's buffers for a bucket that no longer exists."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the step counter, and this rank's residuals by parameter name; each rank has its own."""
         own = {"step": self._steps, "rates": dict(self._rates), "memory": self.memory.state()}
         return super().state_dict() | own
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Resume from `state_dict`, before or after the first step; raise InputError if it belongs to another model.
 
         DDP does the first step after a restart in one bucket, so hooks that select per bucket choose otherwise there.

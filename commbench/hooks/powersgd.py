@@ -6,16 +6,16 @@ issues collectives from callbacks, which hangs or aborts on Gloo with more than 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
-from commbench.hooks.base import Finish, Stopwatch
+from commbench.hooks.base import Finish, StateDict, Stopwatch
 from commbench.hooks.feedback import FeedbackHook, Slot, accumulate, is_finite, on_host, poison, put
 from commbench.hooks.layout import Layout, Span
 from commbench.hooks.message import BucketShape, MatrixFactors, Message, matrix_factors, power_sgd_messages
@@ -245,11 +245,11 @@ class PowerSGD(FeedbackHook):
 
     # Checkpoints and the end
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """As `FeedbackHook.state_dict`, with the warm right factors by parameter name."""
         return super().state_dict() | {"q": {name: q.clone() for name, q in self._warm.items()}}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """As `FeedbackHook.load_state_dict`, with the warm factors."""
         super().load_state_dict(state)
         self._plans.clear()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypedDict
+from typing import Protocol, TypedDict
 
 from commbench.results.info import Energy
 from commbench.results.record_types import AnyRecord
+from commbench.schema import JsonMapping
 from commbench.system.environment import Environment
 
 #: Name of a process's main thread.
@@ -38,7 +39,7 @@ class Session(TypedDict, total=False):
     shared_clock: bool
     oversubscribed: bool
     energy: Energy
-    clock: Mapping[str, Any]
+    clock: JsonMapping
     """Facts of the ranks' clocks; absent in training."""
     fast_selection: str | None
     """What hook topk selects by, in training."""

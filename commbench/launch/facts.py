@@ -18,6 +18,7 @@ from commbench.errors import InputError
 from commbench.launch.events import Session
 from commbench.launch.launchers import EMULATED
 from commbench.results.info import RunInfo
+from commbench.schema import JsonObject
 from commbench.system.clock import clock_domain
 from commbench.system.environment import Environment, unlike
 from commbench.system.host import Host, collect_host, usable_cpus
@@ -162,7 +163,7 @@ def _own_host(rank: int, places: Sequence[Place]) -> Host | None:
     return {**collect_host(), "cpus_allowed": allowed, "topology": topology}
 
 
-def header_fields(session: Session, info: RunInfo) -> dict[str, Any]:
+def header_fields(session: Session, info: RunInfo) -> JsonObject:
     """Return the entries of run.json that a session changes; ``info`` are its present entries.
 
     The environment stays that of the first launch; a library that only a later launch has used is added.
@@ -190,7 +191,7 @@ def header_fields(session: Session, info: RunInfo) -> dict[str, Any]:
     }
 
 
-def _worst_clock(session: Session, info: RunInfo) -> dict[str, Any]:
+def _worst_clock(session: Session, info: RunInfo) -> JsonObject:
     """Return the worst agreement of the ranks' clocks over all launches; see `commbench.engine.timing.clocks`."""
     before: Any = dict(info).get("clock")
     clocks = [clock for clock in (before, session.get("clock")) if clock]
@@ -209,7 +210,7 @@ def remark(session: Session) -> str:
     )
 
 
-def _least_energy(session: Session, info: RunInfo) -> dict[str, Any]:
+def _least_energy(session: Session, info: RunInfo) -> JsonObject:
     """Return what was counted of the energy (see `commbench.engine.energy`), in the launch that counted least."""
     stated = [facts["energy"] for facts in (info, session) if facts.get("energy")]
     return {"energy": min(stated, key=lambda energy: len(energy["counted"]))} if stated else {}

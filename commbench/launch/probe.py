@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
 from commbench.launch.identity import identify
 from commbench.launch.launchers import MpirunLauncher, choose_launcher
+from commbench.schema import JsonObject
 
 PROBE_RANKS = 2
 TIMEOUT_S = 60
@@ -20,7 +20,7 @@ TIMEOUT_S = 60
 WORKLOAD_TIMEOUT_S = 600
 
 
-def probe_mpi() -> dict[str, Any]:
+def probe_mpi() -> JsonObject:
     """Start two ranks; return what they found: library, launcher, seconds in MPI_Init, transport on this host.
 
     A missing or broken MPI gives ``problem``, a sentence, instead.
@@ -36,7 +36,7 @@ def probe_mpi() -> dict[str, Any]:
             timeout=TIMEOUT_S,
             check=True,
         )
-        found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        found: JsonObject = json.loads(done.stdout.strip().splitlines()[-1])
     except InputError as error:
         return {"problem": str(error)}
     except (subprocess.SubprocessError, OSError, ValueError, IndexError) as error:

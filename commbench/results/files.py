@@ -6,11 +6,12 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from commbench.errors import CommbenchError, InputError
+from commbench.schema import JsonMapping, JsonObject
 
 RUN = "run.json"
 SAMPLES = "samples.jsonl"
@@ -48,9 +49,9 @@ def sign_lock(lock: int) -> None:
     os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
 
-def as_json(value: Mapping[str, Any]) -> dict[str, Any]:
+def as_json(value: JsonMapping) -> JsonObject:
     """Return a mapping as it will be read back."""
-    decoded: dict[str, Any] = json.loads(encode(value))
+    decoded: JsonObject = json.loads(encode(value))
     return decoded
 
 

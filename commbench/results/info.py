@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from commbench.errors import InputError
-from commbench.schema import Ranks, check_as
+from commbench.schema import JsonMapping, Ranks, check_as
 from commbench.system.environment import Environment
 from commbench.system.topology import Topology
 
@@ -78,7 +78,7 @@ class RunInfo(Environment, total=False):
     imported_at: str | None
     reason: str
     seed: int | None
-    plan: Mapping[str, Any]
+    plan: JsonMapping
     relative_half_width: float | None
     tick_us: float | None
     world_size: Ranks | None
@@ -101,7 +101,7 @@ class RunInfo(Environment, total=False):
     layouts: Mapping[str, Sequence[int]]
     batches: Sequence[int]
     candidates: Sequence[str]
-    facts: Mapping[str, Any]
+    facts: JsonMapping
     first_look: int | None
     exhaustive_cases: int | None
     exhaustive_launches: int | None
@@ -114,7 +114,7 @@ def is_complete(info: RunInfo) -> bool:
     return info.get("status", "complete") in {"complete", "cut"}
 
 
-def check_info(info: Mapping[str, Any]) -> RunInfo:
+def check_info(info: JsonMapping) -> RunInfo:
     """Return the entries of ``run.json``, each of the type that reading expects; unknown entries as they are.
 
     Raises:

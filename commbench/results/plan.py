@@ -8,7 +8,6 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from commbench.collectives.cases import Case, shuffled
 from commbench.ddp.plan.cases import Terms, TrainingCase
@@ -17,6 +16,7 @@ from commbench.engine.measure import fixed_settings_of
 from commbench.engine.records import FixedSettings
 from commbench.errors import InputError
 from commbench.results.record_types import AnyCase, AnyRecord, collective_records, training_records
+from commbench.schema import JsonMapping, JsonObject
 from commbench.stats.budgets import Budget
 from commbench.units import counted
 
@@ -80,7 +80,7 @@ class RunRequest:
         return sum(time_slices(case, self.ranks) if isinstance(case, Case) else 1.0 for case in cases)
 
 
-def budget_fields(request: RunRequest) -> dict[str, Any]:
+def budget_fields(request: RunRequest) -> JsonObject:
     """Return the budget's entries of run.json, which the summary uses."""
     return {"budget": request.budget.name, "relative_half_width": request.budget.relative_half_width}
 
@@ -123,7 +123,7 @@ class LaunchPlan:
     @classmethod
     def from_json(cls, text: str) -> LaunchPlan:
         """Rebuild a plan; it comes from this very version of commbench, so anything amiss is a bug."""
-        data: dict[str, Any] = json.loads(text)
+        data: JsonObject = json.loads(text)
         case_class = TrainingCase if data["training"] else Case
         cases = [
             PlannedCase(
@@ -261,7 +261,7 @@ def unmeasured_clause(request: RunRequest, records: Iterable[AnyRecord]) -> str:
     return f"; {missing} of {cases} {'has' if missing == 1 else 'have'} no launch" if missing else ""
 
 
-def exceeds_aim(request: RunRequest, entries: Iterable[Mapping[str, Any]], launch: int) -> bool:
+def exceeds_aim(request: RunRequest, entries: Iterable[JsonMapping], launch: int) -> bool:
     """Whether ``launch`` is left out because all launches of the request would exceed its target time.
 
     Args:

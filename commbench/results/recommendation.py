@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
 from commbench.errors import InputError
 from commbench.hooks.registry import find_hook
-from commbench.schema import Diverging, read_as
+from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
 from commbench.units import counted
 
 Verdict = Literal["change", "keep", "inconclusive"]
@@ -182,13 +182,13 @@ class Recommendation:
         """Whether any setting was compared with the default in fresh launches: else nothing is recommended yet."""
         return self.launches > 0 or self.verdict != "inconclusive"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The object that ``recommendation.json`` holds, with a paragraph for people."""
         values = {_KEYS.get(name, name): value for name, value in dataclasses.asdict(self).items()}
         return {"schema": RECOMMENDATION_SCHEMA, **values, "paragraph": paragraph(self)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Recommendation:
+    def from_json(cls, data: JsonMapping) -> Recommendation:
         """Rebuild what `to_json` gave; fields that this version does not know are ignored.
 
         Raises:
@@ -310,6 +310,6 @@ def alters_learning(choice: Choice | TrainingCase, baseline: Choice | TrainingCa
 _SETTING = tuple(f.name for f in dataclasses.fields(Choice) if f.name in TrainingCase.__dataclass_fields__)
 
 
-def setting_of(of: TrainingCase | Choice) -> dict[str, Any]:
+def setting_of(of: TrainingCase | Choice) -> JsonObject:
     """The fields that make a setting."""
     return {name: getattr(of, name) for name in _SETTING}

@@ -11,6 +11,7 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record, Status
 from commbench.errors import InputError
+from commbench.schema import JsonMapping
 
 AnyCase = Case | TrainingCase
 AnyRecord = Record | TrainingRecord
@@ -35,7 +36,7 @@ def read_record(data: Any) -> AnyRecord:  # noqa: ANN401 - JSON
     return _RECORD_CLASSES[kind].from_json(data)
 
 
-def _kind_of(data: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
+def _kind_of(data: JsonMapping) -> Any:  # noqa: ANN401 - JSON
     """Return the kind that a line states; in schema 1 lines state none, and a training case has a workload."""
     if "kind" in data:
         return data["kind"]

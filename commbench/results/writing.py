@@ -30,6 +30,7 @@ from commbench.results.files import (
 from commbench.results.info import RunInfo
 from commbench.results.reading import read_info, read_samples
 from commbench.results.record_types import AnyRecord, training_records
+from commbench.schema import JsonMapping
 
 
 class Store:
@@ -46,7 +47,7 @@ class Store:
     resumed: bool
     """Whether the directory held this run before."""
 
-    def __init__(self, path: Path, header: Mapping[str, Any], lock: int) -> None:
+    def __init__(self, path: Path, header: JsonMapping, lock: int) -> None:
         self.path = path
         self._lock = lock
         self._made: Sequence[Path] = ()
@@ -65,7 +66,7 @@ class Store:
         sync_directory(path)
 
     @classmethod
-    def open(cls, path: str | Path, header: Mapping[str, Any]) -> "Store":
+    def open(cls, path: str | Path, header: JsonMapping) -> "Store":
         """Create the directory with ``header`` as its ``run.json``, or resume the run that it holds.
 
         Args:
@@ -128,7 +129,7 @@ class Store:
         with refusing(self.path / RUN, LaunchError):
             replace_file(self.path / RUN, encode(self.info, indent=1) + "\n")
 
-    def _set_info(self, info: Mapping[str, Any]) -> None:
+    def _set_info(self, info: JsonMapping) -> None:
         self.info = cast("RunInfo", dict(info))
 
     def restore(self, info: RunInfo) -> None:
@@ -151,7 +152,7 @@ class Store:
             with refusing(self.path / name, LaunchError):
                 replace_file(self.path / name, text)
 
-    def write_recommendation(self, conclusion: Mapping[str, Any]) -> None:
+    def write_recommendation(self, conclusion: JsonMapping) -> None:
         """Write ``recommendation.json`` in one step.
 
         Raises:
@@ -238,7 +239,7 @@ def _remove(made: Sequence[Path]) -> None:
             directory.rmdir()
 
 
-def check_out(path: str | Path, plan: Mapping[str, Any] | None = None) -> None:
+def check_out(path: str | Path, plan: JsonMapping | None = None) -> None:
     """Check that a run can be started or resumed in ``path``, and write nothing; its records are not read yet.
 
     Args:
@@ -276,7 +277,7 @@ def _check_absent(path: Path) -> None:
         raise InputError(f"--out {path} cannot be made because {above} cannot be written; choose another --out.")
 
 
-def check_plan(path: Path, info: RunInfo, plan: Mapping[str, Any] | None) -> None:
+def check_plan(path: Path, info: RunInfo, plan: JsonMapping | None) -> None:
     """Refuse a run whose plan differs from ``plan``, and name the entries that differ; None skips the check."""
     if plan is None:
         return

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, blocks_of_sweep
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.info import RunInfo
+from commbench.schema import JsonMapping
 from commbench.stats import fewest_launches
 from commbench.stats.ratios import MOST_LAUNCHES, further_launches
 from commbench.units import counted, format_duration
@@ -45,7 +45,7 @@ def exhaustive_steps(records: Iterable[TrainingRecord], info: RunInfo) -> int:
     return blocks_of_sweep(cases, launches) * max((steps // count for steps, count in blocks), default=0)
 
 
-def surer(ratios: Sequence[float], margin: float, entries: Iterable[Mapping[str, Any]], *, level: float = 0.95) -> str:
+def surer(ratios: Sequence[float], margin: float, entries: Iterable[JsonMapping], *, level: float = 0.95) -> str:
     """A sentence on what would decide whether a gain exceeds the margin; empty where nothing can be told.
 
     How many it takes: `commbench.stats.ratios`.

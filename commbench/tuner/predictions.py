@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from commbench.analysis.prediction.steps import StepPrediction
 from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, SWEEP, TrainingCase
@@ -19,6 +19,7 @@ from commbench.results.info import RunInfo
 from commbench.results.recommendation import Choice, Recommendation, Search, setting_of
 from commbench.results.tables import table_of
 from commbench.results.trained import Trained, median, speedup_of, trained
+from commbench.schema import JsonObject
 from commbench.stats import MARGIN
 from commbench.tuner.choice import fit_steps, predict_all
 
@@ -132,7 +133,7 @@ def _as_swept(known: Mapping[str, Trained]) -> dict[str, Trained]:
     return {one.case.key: one for one in renamed}
 
 
-def _predicted(one: StepPrediction, base: StepPrediction) -> dict[str, Any]:
+def _predicted(one: StepPrediction, base: StepPrediction) -> JsonObject:
     return {
         "predicted_step_ms": one.step_ms,
         "predicted_overlapped_ms": one.overlapped_ms,
@@ -142,9 +143,7 @@ def _predicted(one: StepPrediction, base: StepPrediction) -> dict[str, Any]:
     }
 
 
-def _measured(
-    one: StepPrediction, baseline: TrainingCase, tables: Mapping[str, Mapping[str, Trained]]
-) -> dict[str, Any]:
+def _measured(one: StepPrediction, baseline: TrainingCase, tables: Mapping[str, Mapping[str, Trained]]) -> JsonObject:
     """What the rounds, or else the calibration, measured of a setting; ``tables`` by what ``used`` calls them."""
     for used, known in tables.items():
         found, base = known.get(one.case.key), known.get(baseline.key)
@@ -245,7 +244,7 @@ def _unpredicted(collectives: Iterable[Record], trainings: Iterable[TrainingReco
     return ""
 
 
-def _measured_settings(trainings: Iterable[TrainingRecord], phase: str) -> list[dict[str, Any]]:
+def _measured_settings(trainings: Iterable[TrainingRecord], phase: str) -> list[JsonObject]:
     """The settings that were measured in a phase."""
     return [setting_of(one.case) for one in trained(trainings, phase).values() if one.case.uses_ddp and one.is_ok]
 

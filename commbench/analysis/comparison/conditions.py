@@ -4,10 +4,11 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from commbench.analysis.comparison.sides import Measured
 from commbench.results.info import RunInfo
+from commbench.schema import JsonMapping
 from commbench.system.environment import Environment, differing
 
 _RANKS = "the time of an exchange depends on how many ranks take part and where they are"
@@ -146,7 +147,7 @@ def _facts(info: RunInfo) -> dict[str, str]:
 
 def _environment(info: RunInfo) -> Environment:
     """The run environment within ``run.json``; empty where no host is stated, as of an imported run."""
-    stated: Mapping[str, Any] = info.get("environment", info)
+    stated: JsonMapping = info.get("environment", info)
     found = {name: stated[name] for name in _ENVIRONMENT if stated.get(name) is not None}
     return cast("Environment", found) if found.get("hosts") else {}
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,7 @@ from commbench.analysis.prediction.fits import (
     table_of,
 )
 from commbench.errors import InputError
-from commbench.schema import Signed, read_as
+from commbench.schema import JsonMapping, JsonObject, Signed, read_as
 from commbench.stats import Floats, Interval
 
 #: A picosecond: no time that was measured is shorter, and what is computed from longer ones stays finite.
@@ -183,7 +182,7 @@ class Curve:
         within = self._within(segment)
         return fit_line(np.asarray(self.sizes[within], dtype=float), self._resamples[:, within])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return plain lists and numbers."""
         return {
             "sizes": list(self.sizes),
@@ -199,7 +198,7 @@ class Curve:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Curve:
+    def from_json(cls, data: JsonMapping) -> Curve:
         """Return what `to_json` wrote; entries that this version does not know are ignored.
 
         Raises:

@@ -25,6 +25,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
 from commbench.errors import InputError
 from commbench.hooks.registry import TOP_K, parse_hook
+from commbench.schema import JsonObject
 from commbench.units import algbw_GBps, format_link_rate, format_size
 
 PREDICTED = "predicted"
@@ -147,7 +148,7 @@ COLUMNS = tuple(
 )
 
 
-def row_to_json(row: AnyForecast) -> dict[str, Any]:
+def row_to_json(row: AnyForecast) -> JsonObject:
     """Return the columns of a row; the reason as its sentence."""
     return {each.name: getattr(row, each.name) for each in fields(row)} | {"reason": str(row.reason or "")}
 

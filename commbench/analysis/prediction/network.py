@@ -16,7 +16,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record
 from commbench.errors import InputError
 from commbench.results.summary import latest, launch_medians
-from commbench.schema import read_as
+from commbench.schema import JsonMapping, JsonObject, read_as
 
 MODEL_SCHEMA = 1
 #: A line goes through any two sizes, so that it would have no error to report.
@@ -171,7 +171,7 @@ class NetworkModel:
             )
         return MeasuredNetwork(backend=backend, world_size=world_size, pattern=pattern, curves=curves)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return plain lists, numbers and texts."""
         return {
             "schema": MODEL_SCHEMA,
@@ -184,7 +184,7 @@ class NetworkModel:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> NetworkModel:
+    def from_json(cls, data: JsonMapping) -> NetworkModel:
         """Return what `to_json` wrote.
 
         Raises:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from commbench.analysis.stragglers.judging import RELEVANT, Floats, Judgement, judge, launches_needed
+from commbench.schema import JsonObject
 
 #: Any host or rank.
 ANY = "*"
@@ -44,7 +44,7 @@ class Straggler:
         """Whether the link between two of the matrix is slow because of this."""
         return any(a in {source, ANY} and b in {target, ANY} for a, b in self.links)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The straggler as ``run.json`` holds it."""
         return {
             "kind": self.kind,
@@ -97,7 +97,7 @@ class Findings:
         """How many units were compared with their peers."""
         return sum(family.count for family in self.families)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The entries of ``run.json``; none where there was nothing to compare."""
         if not self.families and not self.remarks:
             return {}

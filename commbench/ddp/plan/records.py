@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.flags import check_flags
 from commbench.engine.records import SCHEMA, Clocks, Status, column
 from commbench.errors import InputError
-from commbench.schema import Diverging, read_as
+from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +109,12 @@ class TrainingRecord:
     """Wall time of steps, discarded ones included."""
     other_s: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The record as ``samples.jsonl`` holds it."""
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TrainingRecord:
+    def from_json(cls, data: JsonMapping) -> TrainingRecord:
         """Rebuild a record; fields that this version does not know are ignored.
 
         Raises:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from commbench.errors import InputError
-from commbench.schema import Diverging, read_as
+from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -80,12 +80,12 @@ class WorkloadFacts:
     takes_lists: bool = False
     """Whether DDP of the torch that measured them takes a list of bucket sizes."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return plain lists, numbers and texts."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> WorkloadFacts:
+    def from_json(cls, data: JsonMapping) -> WorkloadFacts:
         """Return the facts that `to_json` wrote, before or after serialisation as JSON.
 
         Raises:

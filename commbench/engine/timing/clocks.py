@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from commbench.engine.control import Control, gather_everywhere
+from commbench.schema import JsonObject
 
 Times = NDArray[np.int64]
 
@@ -176,7 +176,7 @@ class GlobalClock:
     def refresh(self) -> None:
         """Compare the clocks again, all ranks together."""
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """What run.json states: ``method`` shared or synchronised, ``domains``, ``error_us``, ``drift_ppm``."""
         return {"method": "shared", "domains": 1, "error_us": 0.0, "drift_ppm": 0.0}
 
@@ -248,7 +248,7 @@ class SynchronisedClock(GlobalClock):
         self._compare()
         self._agree()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """See `GlobalClock.facts`; of the rank that is worst."""
         return {
             "method": "synchronised",

@@ -6,12 +6,12 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from commbench.engine.records import Record
 from commbench.errors import InputError, check_choice
 from commbench.interop.imports import imb, nccl_json, nccl_tests, osu, param
 from commbench.interop.imports.reading import Asked, Place, Reading
+from commbench.schema import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Imported:
     """The records of all outputs, and the entries of ``run.json``."""
 
     records: Sequence[Record]
-    info: dict[str, Any]
+    info: JsonObject
     """Entries of ``run.json``."""
     readings: Sequence[tuple[Tool, Reading]]
     """Tool and reading of each output, in the given order."""
@@ -166,7 +166,7 @@ def _with_world_size(record: Record, most: int) -> Record:
     return dataclasses.replace(record, case=dataclasses.replace(record.case, world_size=record.group_size))
 
 
-def _layout(stated: Sequence[Sequence[Place]]) -> dict[str, Any]:
+def _layout(stated: Sequence[Sequence[Place]]) -> JsonObject:
     """Return the hosts of the ranks as entries of ``run.json``, if stated and equal in all outputs."""
     hosts = {tuple(place.host for place in sorted(places, key=lambda place: place.rank)) for places in stated}
     if len(hosts) != 1:

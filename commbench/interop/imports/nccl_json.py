@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, TypedDict
 
@@ -18,7 +18,7 @@ from commbench.interop.imports.nccl_tests import (
     timed_half,
 )
 from commbench.interop.imports.reading import RANK_MEAN, SLOWEST_RANK, Asked, LeftOutError, Place, Reading, number
-from commbench.schema import check_as
+from commbench.schema import JsonMapping, JsonObject, check_as
 
 
 class Device(TypedDict, total=False):
@@ -99,7 +99,7 @@ def _whole(text: str, reading: Reading) -> Any:  # noqa: ANN401 - JSON
         raise InputError(str(error)) from error
 
 
-def _read_report(report: Mapping[str, Any], reading: Reading, asked: Asked) -> None:
+def _read_report(report: JsonMapping, reading: Reading, asked: Asked) -> None:
     config = report.get("config", {})
     program = PurePath(next(iter(report.get("args", ())), "")).name.removesuffix("_mpi")
     operation = operation_of(program, reading.name, asked)
@@ -137,7 +137,7 @@ def _read_report(report: Mapping[str, Any], reading: Reading, asked: Asked) -> N
                 reading.records += _record(result, key, in_place=in_place, shared=shared)
 
 
-def _option(report: Mapping[str, Any], short: str, long: str) -> str | None:
+def _option(report: JsonMapping, short: str, long: str) -> str | None:
     """Return the last value of an option; None if the option is missing."""
     words = report.get("args", ())
     given = None
@@ -168,7 +168,7 @@ def _time(average: str | None) -> str:
     )
 
 
-def _record(result: Mapping[str, Any], key: str, *, in_place: bool, shared: dict[str, Any]) -> list[Any]:
+def _record(result: JsonMapping, key: str, *, in_place: bool, shared: JsonObject) -> list[Any]:
     half = result.get(key)
     if half is None:
         return []
@@ -192,7 +192,7 @@ def _record(result: Mapping[str, Any], key: str, *, in_place: bool, shared: dict
     return [timed.record()]
 
 
-def _places(config: Mapping[str, Any]) -> list[Place]:
+def _places(config: JsonMapping) -> list[Place]:
     """Return the places of all ranks; the file lists only the first rank of each process."""
     per_process = config.get("nthreads", 1) * config.get("ngpus", 1)
     if any("rank" not in device or "hostname" not in device for device in config.get("devices", ())):
