@@ -176,7 +176,7 @@ def test_a_lopsided_network_is_within_the_bound() -> None:
     clocks = Clocked("ab")
 
     def work(control: ThreadControl) -> tuple[int, float]:
-        clock = clocks.open(Lopsided(control.rank, control.size, control._meeting))
+        clock = clocks.open(Lopsided(control.rank, control.size, control._rendezvous))
         return clocks.error_ns(clock, control.rank), clock.error_ns
 
     (_, _), (error_ns, bound_ns) = run_threads(2, work)
@@ -233,7 +233,7 @@ def test_hosts_are_compared_along_a_binomial_tree() -> None:
     """Ask the rank whose number lacks the highest bit, so that p hosts take the rounds of their binary digits."""
 
     def work(control: ThreadControl) -> set[int]:
-        asking = Asking(control.rank, control.size, control._meeting)
+        asking = Asking(control.rank, control.size, control._rendezvous)
         asking.asked = []
         Clocked("abcdef").open(asking)
         return set(asking.asked)
