@@ -71,7 +71,7 @@ FLAGS: Mapping[str, Flag] = {
             mark="f",
             meaning="fewer than 6 launches, so the interval assumes log-normal launches",
             remedy="add launches, 6 at least",
-            warning="come from fewer than 6 launches, so their interval assumes log-normal launches",
+            warning="come from fewer than 6 launches; intervals assume log-normal launches",
             severity="medium",
             priority=9,
         ),
