@@ -84,6 +84,7 @@ def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------ harm, and resuming
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_leaves_nothing")
 def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path) -> None:
     """Measure everything else, recommend, and end with 3; the same command then measures what is missing."""

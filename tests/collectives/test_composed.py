@@ -220,7 +220,7 @@ def test_a_hierarchical_message_can_be_divided() -> None:
 BACKENDS = "mpi,gloo" if importlib.util.find_spec("torch") else "mpi"
 
 
-@pytest.fixture(scope="module", params=[3, 4])
+@pytest.fixture(scope="module", params=[pytest.param(3, marks=pytest.mark.slow), 4])
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> Any:
     """All findings on so many ranks, from one launch."""
     found = run_ranks(request.param, "verify_patterns.py", BACKENDS, "cases")

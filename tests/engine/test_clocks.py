@@ -293,7 +293,7 @@ def run(command: list[str], environment: dict[str, str]) -> str:
 
 @pytest.mark.mpi
 @pytest.mark.lab
-@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_ranks_find_an_offset_that_is_known(
     launcher: str, ahead: str, mpirun: MpirunLauncher, mpi_environment: dict[str, str]
 ) -> None:

@@ -101,7 +101,7 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize("backend", [pytest.param("mpi", marks=pytest.mark.slow), "gloo"])
 def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str) -> None:
     """Find groups on a host much faster than those across; both rails together move no more than the link does."""
     rows = [row for row in rows_of(shaped) if row["backend"] == backend]

@@ -39,7 +39,8 @@ def test_a_host_that_loses_its_network_is_named(tmp_path: Path, backend: str) ->
     failed_rank = ended["launches"][-1]["culprit"]
     assert (2, "host2") == (failed_rank["rank"], failed_rank["host"])
     assert [0, 1] == sorted(rank for group in failed_rank["others"] for rank in group["ranks"])
-    assert ["ok", "ok", "ok", "hung"] == ended["kept"]
+    *finished, last = ended["kept"]  # the link may be cut as the fourth case ends
+    assert ("hung", {"ok"}, True) == (last, set(finished), len(finished) in {3, 4})
     assert 0 == ended["again"]
     ok = sorted((record.case.key, record.launch) for record in load_run(out).records if record.status == "ok")
     cases = Sweep(backends=[backend], sizes=[8, 1024, 65536], operations=["all_reduce", "broadcast"]).cases(3)

@@ -44,7 +44,9 @@ def libraries() -> None:
     pytest.importorskip("torch", reason="needs torch")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_every_operation_is_measured_and_verified_on_both_backends(tmp_path: Path, ranks: int) -> None:
     """Measure the collectives and the point-to-point operations; every row is ok and verified, or says why not."""
     operations = (
@@ -93,6 +95,7 @@ def test_a_finished_run_measures_nothing_again_and_keeps_no_secret(tmp_path: Pat
     assert not [file for file in (tmp_path / "r").iterdir() if "hush-hush" in file.read_text()]
 
 
+@pytest.mark.slow
 def test_the_python_loop_costs_more_than_the_native_one(tmp_path: Path) -> None:
     """State a larger harness for the loop in Python, in rows that say which loop it was."""
     harness = {}
@@ -180,6 +183,7 @@ def test_scaling_study_measures_growing_parts_of_the_ranks(tmp_path: Path) -> No
     assert "Scaling: time on the first n ranks" in done.stdout
 
 
+@pytest.mark.slow
 def test_buffers_take_turns_on_real_ranks(tmp_path: Path) -> None:
     """Verify and time rotated buffers on both backends, of which small ones fit into the cache; refuse graphs."""
     if not last_level_cache_bytes():
