@@ -85,15 +85,21 @@ bench: $(RUNTIME) ## Measure this machine, or the hosts in HOSTFILE; print the t
 # The tests of a file run in one process, which shares their fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 FAST := not slow and not mpi and not lab and not slurm and not gpu
+# These tests occupy the machine: one runs at a time.
+EXCLUSIVE := not slow and (mpi or lab or slurm or gpu)
+# pytest ends with 5 if ARGS select no test.
+OR_NONE := || [ $$? -eq 5 ]
 
-test: $(DEV) ## Run all tests that are not slow; at most 7 minutes on two cores.
-	$(PYTEST) -m 'not slow' $(ARGS)
+test: $(DEV) ## Run all tests that are not slow: several at a time, then those that start ranks one by one.
+	$(PYTEST) -m '$(FAST)' $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -m '$(EXCLUSIVE)' $(ARGS) $(OR_NONE)
 
 test-fast: $(DEV) ## Run the tests that need no ranks, no emulated cluster and no Slurm; about a minute.
 	$(PYTEST) -m '$(FAST)' $(ARGS)
 
 test-all: $(DEV) ## Run all tests with new random examples, then the slow ones one at a time.
-	$(PYTEST) -m 'not slow' --hypothesis-profile=searching $(ARGS)
+	$(PYTEST) -m '$(FAST)' --hypothesis-profile=searching $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -m '$(EXCLUSIVE)' --hypothesis-profile=searching $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m slow --hypothesis-profile=searching $(ARGS)
 
 lint: $(DEV) ## Check style, format, types, the direction of imports, and words.

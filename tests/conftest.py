@@ -1,6 +1,5 @@
 """What tests share: starting a script on real ranks, and skipping what this machine cannot do."""
 
-import fcntl
 import importlib
 import importlib.util
 import json
@@ -9,11 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
 import slurm
@@ -59,34 +57,21 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-#: Markers of tests that change what all processes of the machine see; two files with such tests never run at once.
-EXCLUSIVE = ("lab", "slurm")
-LOCK = Path(tempfile.gettempdir()) / f"commbench-tests-{os.getuid()}.lock"
-_held: list[TextIO] = []
-
-
-def _is_exclusive(item: pytest.Item | None) -> bool:
-    return item is not None and any(item.get_closest_marker(marker) for marker in EXCLUSIVE)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Hold a lock from the first to the last exclusive test of a file, fixtures of the file included."""
-    if _is_exclusive(item) and not _held:
-        _held.append(LOCK.open("w"))
-        fcntl.flock(_held[0], fcntl.LOCK_EX)
-    try:
-        return (yield)
-    finally:
-        if _held and not (_is_exclusive(nextitem) and nextitem is not None and nextitem.path == item.path):
-            _held.pop().close()
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _hears_signals() -> None:
     """Take signals as in a terminal: what runs in the background or by nohup inherits that some are ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def _restores_signal_handlers() -> Iterator[None]:
+    """Undo what a rank or a conductor within the test process has made of its signals."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture

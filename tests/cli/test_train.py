@@ -155,6 +155,7 @@ def check_tables(folder: Path, rows: dict[tuple[str, str], dict[str, str]]) -> N
     assert 0.327 == pytest.approx(sent["none"], rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_leaves_nothing")
 def test_torchrun_trains_without_mpi(tmp_path: Path) -> None:
     """Do the same where torchrun starts the ranks."""

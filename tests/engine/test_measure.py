@@ -268,7 +268,7 @@ def summarise(records: Sequence[Record]) -> list[Any]:
     return [rows[case.key, ""] for case in MANY if (case.key, "") in rows]
 
 
-@pytest.mark.parametrize("launches", [6, 10])
+@pytest.mark.parametrize("launches", [6, pytest.param(10, marks=pytest.mark.slow)])
 def test_intervals_cover_the_truth(launches: int) -> None:
     """Let 92 to 98.5 % of the 95 % intervals of 600 runs hold the scripted time."""
     records = FakeRun(script=Script(seed=launches), ranks=1).launches(MANY, launches)
@@ -284,7 +284,7 @@ def as_run(records: Sequence[Record], name: str) -> Run:
     return Run(path=Path(name), info=make_info(run_id=name, world_size=1), records=tuple(records))
 
 
-@pytest.mark.parametrize("launches", [6, 10])
+@pytest.mark.parametrize("launches", [6, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_a_comparisons_raise_few_alarms(launches: int) -> None:
     """Call at most 5 % of cases faster or slower where nothing differs, over families of 30 cases."""
     a, b = (FakeRun(script=Script(seed=seed), ranks=1).launches(MANY[:300], launches) for seed in (11, 12))

@@ -209,7 +209,9 @@ def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     assert (
         f"no progress for {PATIENCE_S:g} s: rank 1 on host {os.uname().nodename} is stopped, in case " in info["reason"]
     )
-    assert ["ok", "hung"] == [status for _, _, status in measured(tmp_path)]
+    *finished, last = [status for _, _, status in measured(tmp_path)]
+    assert ("hung", {"ok"}) == (last, set(finished))  # the signal may arrive as the second case ends
+    assert len(finished) in {1, 2}
     failed_rank = find_failed_rank(tmp_path)
     assert (1, "is stopped", []) == (failed_rank["rank"], failed_rank["state"], failed_rank["stack"])
     (waiting,) = failed_rank["others"]

@@ -179,6 +179,7 @@ def test_a_run_that_is_resumed_comes_to_the_same_settings() -> None:
     assert whole.records == again.records
 
 
+@pytest.mark.slow
 def test_a_round_that_was_cut_leaves_its_choice_to_all_that_is_known() -> None:
     """Choose among the settings of the round by standing, wherever a time limit has cut it, not what was due first."""
     world = World(plan=make_plan(), link=Link(gbit=3.0), misfit=0.0)
