@@ -94,7 +94,7 @@ test: $(DEV) ## Run all tests that are not slow: several at a time, then those t
 	$(PYTEST) -m '$(FAST)' $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m '$(EXCLUSIVE)' $(ARGS) $(OR_NONE)
 
-test-fast: $(DEV) ## Run the tests that need no ranks, no emulated cluster and no Slurm; about a minute.
+test-fast: $(DEV) ## Run the tests that need no ranks, no emulated cluster and no Slurm.
 	$(PYTEST) -m '$(FAST)' $(ARGS)
 
 test-all: $(DEV) ## Run all tests with new random examples, then the slow ones one at a time.
