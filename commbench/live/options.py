@@ -1,0 +1,64 @@
+"""The options of a live tuning, as the command passes them to the ranks of the person's own training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+from commbench.errors import InputError
+from commbench.schema import JsonObject, read_as
+
+#: The environment variable that holds `LiveOptions` as JSON in every process of the training.
+VARIABLE = "COMMBENCH_TUNE"
+#: All bucket sizes with different layouts.
+AUTO = "auto"
+
+Then = Literal["go-on", "stop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveOptions:
+    """What a live tuning may do, and where its results go."""
+
+    out: str
+    """Absolute path of the run directory."""
+    workload: str
+    """Name of the training, as in ``ddp.csv``."""
+    bucket_cap_mb: tuple[str, ...] = ()
+    """Bucket sizes to choose from, as in ``ddp.csv``; empty: one for each different layout of the model's buckets."""
+    allow: tuple[str, ...] = ()
+    """Hooks to try beside the script's own setting, as ``--hook`` takes them."""
+    steps: int | None = None
+    """Optimiser steps after which tuning ends; None: no limit but the experiment's own."""
+    time_limit_s: float | None = None
+    """Seconds after which tuning ends; None: no limit."""
+    then: Then = "go-on"
+    """What follows the decision: train on with the best setting, or end all ranks."""
+    seed: int = 0
+    """Of the order of blocks."""
+    argv: tuple[str, ...] = ()
+    """The command of the training."""
+
+    def to_json(self) -> JsonObject:
+        """Return plain lists, numbers and texts."""
+        return dataclasses.asdict(self)
+
+    def dumps(self) -> str:
+        """Return the value of the environment variable."""
+        return json.dumps(self.to_json())
+
+    @classmethod
+    def loads(cls, text: str) -> LiveOptions:
+        """Read the value of the environment variable.
+
+        Raises:
+            InputError: ``text`` is something else.
+        """
+        try:
+            return read_as(cls, json.loads(text))
+        except (ValueError, InputError) as error:
+            raise InputError(
+                f"{VARIABLE} holds {text[:60]!r}, which commbench tune did not write ({error})."
+            ) from error
