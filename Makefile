@@ -97,10 +97,10 @@ test: $(DEV) ## Run all tests that are not slow: several at a time, then those t
 test-fast: $(DEV) ## Run the tests that need no ranks, no emulated cluster and no Slurm.
 	$(PYTEST) -m '$(FAST)' $(ARGS)
 
-test-all: $(DEV) ## Run all tests with new random examples, then the slow ones one at a time.
-	$(PYTEST) -m '$(FAST)' --hypothesis-profile=searching $(ARGS) $(OR_NONE)
-	$(BIN)/python -m pytest -m '$(EXCLUSIVE)' --hypothesis-profile=searching $(ARGS) $(OR_NONE)
-	$(BIN)/python -m pytest -m slow --hypothesis-profile=searching $(ARGS)
+test-all: $(DEV) ## Run all tests with all simulations and new random examples, the slow tests one at a time.
+	$(PYTEST) -m '$(FAST)' --thorough $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -m '$(EXCLUSIVE)' --thorough $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -m slow --thorough $(ARGS)
 
 lint: $(DEV) ## Check style, format, types, the direction of imports, and words.
 	$(BIN)/ruff check

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import effort
 import pytest
 import slurm
 from commands import Command, clear_of_launchers
@@ -24,12 +25,22 @@ from commbench.launch.launchers import MpirunLauncher, choose_launcher
 #: Tests start hundreds of processes: they share compiled modules also where writing these is turned off.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-#: The same examples in every run, so that a failure is a change's doing; `make test-all` searches for others. A busy
-#: machine may take its time over them.
+#: A busy machine may take its time over random examples.
 PATIENT = settings(settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("steady", PATIENT, derandomize=True)
 settings.register_profile("searching", PATIENT)
-settings.load_profile("steady")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for all simulations and new random examples."""
+    parser.addoption("--thorough", action="store_true", help="do all simulations, and draw new random examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the same examples in every run, so that a change causes a failure; with ``--thorough`` draw others."""
+    is_thorough = effort.configure(config)
+    few = settings(PATIENT, derandomize=True, max_examples=effort.repetitions(PATIENT.max_examples))
+    settings.register_profile("steady", few)
+    settings.load_profile("searching" if is_thorough else "steady")
 
 
 def _has_namespaces() -> bool:

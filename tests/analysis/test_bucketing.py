@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import pytest
+from effort import repetitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_builders import MIB, LinearNetwork, make_facts, make_step_model
@@ -41,7 +42,7 @@ def end_of(model: StepModel, cuts: Sequence[int]) -> float:
     return overlapped(work, model.backward_ms, servers=1).end_ms
 
 
-@settings(max_examples=25)
+@settings(max_examples=repetitions(25))
 @given(
     sizes=st.lists(st.floats(min_value=0.01, max_value=4), min_size=2, max_size=7),
     gaps=st.lists(st.floats(min_value=0, max_value=30), min_size=7, max_size=7),

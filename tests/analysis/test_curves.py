@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import KIB, MIB
+from effort import repetitions, slack
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from laws import COARSE, POWERS, launches_of, one, three, two
@@ -25,7 +26,7 @@ def test_noise_is_smoothed() -> None:
     """Predict at measured sizes better than a noisy measurement does, and almost as well as one without noise."""
     sized = np.array(POWERS, dtype=float)
     raw, smooth = [], []
-    for seed in range(20):
+    for seed in range(repetitions(20)):
         curve = fit_curve(POWERS, launches_of(three, POWERS, noise=0.2, seed=seed))
         raw.append(np.abs(np.array(curve.times_us) / three(sized) - 1))
         smooth.append(np.abs([curve.time_us(n) / t - 1 for n, t in zip(POWERS, three(sized), strict=True)]))
@@ -83,7 +84,7 @@ def test_intervals_widen_beyond_the_sizes() -> None:
     assert coarse.stray(2**16) > 0.5
 
 
-@settings(max_examples=100)
+@settings(max_examples=repetitions(100))
 @given(st.data())
 def test_a_longer_message_is_never_faster(data: st.DataObject) -> None:
     """Predict times that are above 0, rise or stay, and have no jump at the ends, whatever was measured."""
@@ -108,14 +109,14 @@ def test_a_longer_message_is_never_faster(data: st.DataObject) -> None:
 def test_intervals_cover_the_truth(launches: int) -> None:
     """Cover the true time in about 95 % of draws: at a measured size, between two, and beyond all."""
     sizes, asked = [KIB * 2**k for k in range(8)], [4 * KIB, 6 * KIB, MIB]
-    hits = np.zeros(len(asked))
-    for seed in range(100):
+    hits, runs = np.zeros(len(asked)), repetitions(100)
+    for seed in range(runs):
         curve = fit_curve(sizes, launches_of(one, sizes, launches=launches, seed=seed))
         for i, n in enumerate(asked):
             interval = curve.interval_us(n)
             assert interval is not None
             hits[i] += interval.low <= one(np.array(n)) <= interval.high
-    assert (hits / 100 >= 0.88).all(), hits / 100
+    assert (hits / runs >= 0.88 - slack(0.88, 100)).all(), hits / runs
 
 
 def test_intervals_know_that_launches_are_slow_as_a_whole() -> None:
@@ -143,7 +144,7 @@ def test_intervals_of_start_up_and_rate_cover_the_truth(launches: int) -> None:
     sizes, ends = [KIB * 2**k for k in range(8)], np.array([0.0, 1.0])
     truth = float(one(ends)[0]), float(np.diff(one(ends))[0])
     hits, drawn = np.zeros(2), 0
-    for seed in range(80):
+    for seed in range(repetitions(80)):
         curve = fit_curve(sizes, launches_of(one, sizes, launches=launches, seed=seed))
         if len(curve.segments) > 1:
             continue
@@ -153,8 +154,8 @@ def test_intervals_of_start_up_and_rate_cover_the_truth(launches: int) -> None:
             assert interval is not None
             assert 0 <= interval.low <= fitted[i] <= interval.high
             hits[i] += interval.low <= truth[i] <= interval.high
-    assert drawn > 50
-    assert (hits / drawn >= 0.85).all(), hits / drawn
+    assert drawn > repetitions(50)
+    assert (hits / drawn >= 0.85 - slack(0.85, 80)).all(), hits / drawn
 
 
 def test_intervals_of_lines_are_written_and_unknown_for_one_launch() -> None:

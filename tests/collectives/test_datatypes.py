@@ -4,6 +4,7 @@ from functools import reduce
 
 import numpy as np
 import pytest
+from effort import repetitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ FOLDS = {"sum": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multipl
 EXACT_UP_TO = {"int8": 127, "bfloat16": 256, "float16": 2048, "float32": 2**24, "float64": 2**53, "int32": 2**31 - 1}
 
 RANKS = st.one_of(st.integers(1, 64), st.sampled_from([100, 257]))
-ROUGH = settings(max_examples=15)
+ROUGH = settings(max_examples=repetitions(15))
 
 
 def contributions(dtype: DataType, size: int, redop: str) -> np.ndarray:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from effort import repetitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -255,7 +256,7 @@ def test_models_tell_bucket_sizes_apart(seen: dict[str, Any]) -> None:
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 
 
-@settings(max_examples=60)
+@settings(max_examples=repetitions(60))
 @given(data=st.data())
 def test_any_parameters_are_assigned_as_torch_does(data: st.DataObject) -> None:
     """Follow torch's own function for any sizes, dtypes, order and caps."""

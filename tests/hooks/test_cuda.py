@@ -13,6 +13,7 @@ from typing import Any
 import cuda_on_host
 import numpy as np
 import pytest
+from effort import repetitions
 from gradients import DISTRIBUTIONS, ELEMENTS, Floats, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,7 +140,7 @@ def test_the_host_sends_the_same(cuda: Cuda, name: str, density: float, value_dt
     check(cuda, make(name, N, 3), make("gauss", N, 2), k, value_dtype=value_dtype, beside=True)
 
 
-@settings(max_examples=150)
+@settings(max_examples=repetitions(150))
 @given(data=st.data())
 def test_any_small_array(cuda: Cuda, data: st.DataObject) -> None:
     """Agree with the host for a few elements of any size."""
@@ -151,7 +152,7 @@ def test_any_small_array(cuda: Cuda, data: st.DataObject) -> None:
     check(cuda, gradient, residual, k, step=step, value_dtype=value_dtype)
 
 
-@settings(max_examples=40)
+@settings(max_examples=repetitions(40))
 @given(n=st.integers(1, 4000), density=st.floats(0, 1), levels=st.integers(1, 50), seed=st.integers(0, 2**32 - 1))
 def test_any_number_of_equal_elements(cuda: Cuda, n: int, density: float, levels: int, seed: int) -> None:
     """Agree with the host where chunks are whole and in part, and elements equal in any number."""

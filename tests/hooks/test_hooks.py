@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from effort import repetitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -395,7 +396,7 @@ def test_what_an_own_hook_sends_is_not_predicted() -> None:
         Guard(print).wire_bytes(1000, 2)
 
 
-@settings(max_examples=30)
+@settings(max_examples=repetitions(30))
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=4), st.integers(1, 8), st.integers(1, 4))
 def test_powersgd_never_sends_more_than_all(shape: list[int], rank: int, rate: int) -> None:
     """Compress a tensor only where that saves more than the rate asked for."""

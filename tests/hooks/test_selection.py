@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import repetitions
 from gradients import DISTRIBUTIONS, ELEMENTS, Floats, N, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,7 +95,7 @@ def test_the_largest_are_sent_and_nothing_is_lost(name: str, density: float, val
         check(gradient, None, send(selector, gradient, None, step=step))
 
 
-@settings(max_examples=150)
+@settings(max_examples=repetitions(150))
 @given(st.data())
 def test_any_small_array(data: st.DataObject) -> None:
     """Keep the promises for a few elements of any size."""
@@ -106,7 +107,7 @@ def test_any_small_array(data: st.DataObject) -> None:
     check(gradient, residual, send(selector, gradient, residual, step=step))
 
 
-@settings(max_examples=60)
+@settings(max_examples=repetitions(60))
 @given(st.integers(1, 3000), st.floats(0, 1), st.integers(1, 50), st.integers(0, 2**32 - 1))
 def test_any_number_of_equal_elements(n: int, density: float, levels: int, seed: int) -> None:
     """Keep the promises where blocks are whole and in part, and elements equal in any number."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from builders import make_info, make_launches, make_record
+from effort import repetitions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -302,7 +303,7 @@ def original(name: str) -> Run:
         return load_run(path)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=repetitions(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(KEPT), seed=st.integers(0, 2**32))
 def test_edited_runs_are_read_or_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, seed: int
@@ -313,7 +314,7 @@ def test_edited_runs_are_read_or_refused(
     capsys.readouterr()
 
 
-@settings(max_examples=100)
+@settings(max_examples=repetitions(100))
 @given(seed=st.integers(0, 2**32))
 def test_edited_models_are_read_or_refused(seed: int) -> None:
     """Rebuild a model that was edited anywhere, or say in a sentence why not."""

@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import pytest
 from builders import STEADY, make_case, make_launches
+from effort import repetitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import make_run
@@ -69,7 +70,7 @@ def test_cells_are_plain(column: str, value: object, expected: str) -> None:
     assert expected == line[column]
 
 
-@settings(max_examples=50)
+@settings(max_examples=repetitions(50))
 @given(st.floats(1e-9, 1e12))
 def test_numbers_keep_six_digits(value: float) -> None:
     """Lose at most half a unit in the sixth digit."""

@@ -1,0 +1,29 @@
+"""How much work tests do: a quarter by default, all of it if pytest was given ``--thorough``, as by `make test-all`."""
+
+import math
+
+import pytest
+
+#: The part of the simulations and random examples that tests do by default.
+DEFAULT_SHARE = 0.25
+_is_thorough = False
+
+
+def configure(config: pytest.Config) -> bool:
+    """Take the option from the command line; return whether it was given."""
+    global _is_thorough  # noqa: PLW0603 - pytest reads its command line once
+    _is_thorough = config.getoption("thorough")
+    return _is_thorough
+
+
+def repetitions(full: int) -> int:
+    """Return how many of ``full`` simulations or random examples a test does."""
+    return full if _is_thorough else max(1, round(DEFAULT_SHARE * full))
+
+
+def slack(rate: float, full: int) -> float:
+    """Return by how much further than in ``full`` simulations a share may lie from its bound ``rate`` in those done.
+
+    This is two standard errors of the share in the simulations done, less two in all: 0 with ``--thorough``.
+    """
+    return 2 * math.sqrt(rate * (1 - rate)) * (1 / math.sqrt(repetitions(full)) - 1 / math.sqrt(full))
