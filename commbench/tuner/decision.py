@@ -54,6 +54,16 @@ def level_of(alternatives: int, *, is_second: bool) -> float:
     return 1 - (1 - (SECOND_LOOK if is_second else FIRST_LOOK)) / max(1, alternatives)
 
 
+#: Rounds of fresh blocks after which a live tuning looks whether they decide. Where it ends between two looks, the look
+#: at its end replaces the next one.
+LIVE_LOOKS = (8, 16, 32, 64, 128, 256)
+
+
+def live_level_of(alternatives: int) -> float:
+    """Return the level at which a live tuning judges each of so many alternatives at each look (Bonferroni)."""
+    return 1 - (1 - FIRST_LOOK) / (len(LIVE_LOOKS) * max(1, alternatives))
+
+
 def judge(speedup: Speedup | None) -> Verdict:
     """What the speedup of one alternative in fresh launches calls for."""
     if speedup is None or speedup.interval is None:
