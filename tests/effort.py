@@ -1,8 +1,12 @@
 """How much work tests do: a quarter by default, all of it if pytest was given ``--thorough``, as by `make test-all`."""
 
 import math
+from collections.abc import Sequence
+from typing import TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 #: The part of the simulations and random examples that tests do by default.
 DEFAULT_SHARE = 0.25
@@ -19,6 +23,11 @@ def configure(config: pytest.Config) -> bool:
 def repetitions(full: int) -> int:
     """Return how many of ``full`` simulations or random examples a test does."""
     return full if _is_thorough else max(1, round(DEFAULT_SHARE * full))
+
+
+def cases(default: Sequence[T], more: Sequence[T]) -> tuple[T, ...]:
+    """Return the cases that tests look at: those by default, and more with ``--thorough``."""
+    return (*default, *(more if _is_thorough else ()))
 
 
 def slack(rate: float, full: int) -> float:

@@ -1,8 +1,6 @@
 """Runs, displays and launchers for tests that start processes, and a search for what they leave behind."""
 
 import contextlib
-import json
-import os
 import subprocess
 import sys
 import time
@@ -193,32 +191,3 @@ def records_from_lab(out: Path, *arguments: str, lab: Sequence[str] = (), timeou
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
     return list(load_run(out).records)
-
-
-def run_gloo_ranks(
-    ranks: int, script: str, *arguments: str, store: Path, timeout: float = 250
-) -> list[tuple[int, str, str]]:
-    """Start a script of tests/ranks on so many ranks that meet in a new file; each one's exit status and outputs."""
-    common = {**os.environ, "STORE": str(store), "WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(RANKS / script), *arguments],
-            env={**common, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=timeout) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
-
-
-def found_by(results: list[tuple[int, str, str]]) -> Any:
-    """Return what rank 0 printed last, as JSON."""
-    assert [0] * len(results) == [status for status, _, _ in results], results
-    return json.loads(results[0][1].strip().splitlines()[-1])

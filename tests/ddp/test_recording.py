@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import found_by, run_gloo_ranks
+from gloo_ranks import found_by, run_gloo_ranks
 
 import commbench
 from commbench.ddp.traces import load_trace

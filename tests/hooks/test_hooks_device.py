@@ -8,7 +8,8 @@ from typing import Any
 
 import cuda_on_host
 import pytest
-from launching import found_by, run_gloo_ranks
+from effort import cases
+from gloo_ranks import found_by, run_gloo_ranks
 from training_builders import make_training_case
 
 torch = pytest.importorskip("torch")
@@ -19,12 +20,17 @@ from commbench.hooks import PowerSGD, randomk, selectors  # noqa: E402
 from commbench.hooks.feedback import is_finite, poison, put  # noqa: E402
 from commbench.hooks.ordering import CommStream  # noqa: E402
 
-MEMORIES = ("topk", "topk parameter fp16", "topk momentum", "randomk", "powersgd")
-CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler"))
+MEMORIES = cases(["topk", "powersgd"], ["topk parameter fp16", "topk momentum", "randomk"])
+needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
+#: What selects elements in the checks on ranks.
+SELECTIONS = cases(["torch"], [pytest.param("cuda", marks=needs_compiler)])
 #: How elements are selected, and hooks with a memory; the kernels serve top-k only.
 MEMORIES_BY_KIND = [
     *(pytest.param("torch", name, id=f"torch-{name}") for name in MEMORIES),
-    *(pytest.param("cuda", name, marks=CUDA.marks, id=f"cuda-{name}") for name in MEMORIES if "topk" in name),
+    *cases(
+        [],
+        [pytest.param("cuda", name, marks=needs_compiler, id=f"cuda-{name}") for name in MEMORIES if "topk" in name],
+    ),
 ]
 
 
@@ -32,11 +38,12 @@ MEMORIES_BY_KIND = [
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the checks find on two ranks, by the way in which elements are selected."""
     store = tmp_path_factory.mktemp("store") / "store"
-    kinds = ("torch", *(["cuda"] if cuda_on_host.find_compiler() else []))
-    return found_by(run_gloo_ranks(2, "hooks_device.py", *kinds, store=store, timeout=280))
+    kinds = ["torch", *cases([], ["cuda"] if cuda_on_host.find_compiler() else [])]
+    names = [":".join([kind, *MEMORIES]) for kind in kinds]
+    return found_by(run_gloo_ranks(2, "hooks_device.py", *names, store=store, timeout=280))
 
 
-@pytest.fixture(scope="module", params=["torch", CUDA])
+@pytest.fixture(scope="module", params=SELECTIONS)
 def checked(request: pytest.FixtureRequest, found: Any) -> Any:
     """What the checks find with elements selected in either way."""
     return found[request.param]
@@ -152,7 +159,6 @@ def test_kernels_need_a_gpu_of_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 HOST = torch.device("cpu")
-needs_compiler = CUDA.marks[0]
 
 
 @pytest.fixture

@@ -1,16 +1,22 @@
 """Hooks on real Gloo ranks: correct in every step, in agreement, resumable, and clear about what goes wrong."""
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import found_by, run_gloo_ranks
+from effort import cases
+from gloo_ranks import RANKS, found_by, rank_environment, run_gloo_ranks
 
 pytest.importorskip("torch")
 
 DENSE = ("passthrough", "fp16", "bf16")
 SPARSE = ("topk", "topk exact", "topk parameter fp16", "topk dense_below", "randomk", "powersgd")
-MEMORIES = ("topk", "topk parameter fp16", "topk momentum", "randomk", "powersgd")
+#: Hooks with a memory.
+MEMORIES = cases(["topk", "powersgd"], ["topk parameter fp16", "topk momentum", "randomk"])
+STEPS, ALL_MEMORIES = cases(["train:10"], ["train:20"])[-1], ":".join(MEMORIES)
 
 Start = Callable[..., list[tuple[int, str, str]]]
 
@@ -29,15 +35,16 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
 @pytest.fixture(scope="module")
 def checked(start: Start) -> Any:
     """What all checks find on two ranks."""
-    names = ["density_one", "low_rank", "telescope", "resume", "scaled", "infinite", "shapes_and_options", "feedback"]
-    names += ["without_feedback", "compression_gradients", "two_models", "train:20"]
+    names = ["density_one", "low_rank", "telescope", "shapes_and_options", "feedback", "without_feedback"]
+    names += ["compression_gradients", "two_models", STEPS]
+    names += [f"{name}:{ALL_MEMORIES}" for name in ("resume", "scaled", "infinite")]
     return found_by(start(2, "hooks_check.py", *names))
 
 
 @pytest.fixture(scope="module")
 def trained(checked: Any) -> Any:
     """What steps on two ranks are like with each hook."""
-    return checked["train:20"]
+    return checked["train"]
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +58,8 @@ def checked_by_any(request: pytest.FixtureRequest, start: Start) -> Any:
     """What some of the checks find on two ranks, and on four."""
     if request.param == 2:
         return request.getfixturevalue("checked")
-    return found_by(
-        start(4, "hooks_check.py", "density_one", "low_rank", "telescope", "scaled", "compression_gradients")
-    )
+    names = ["density_one", "low_rank", "telescope", f"scaled:{ALL_MEMORIES}", "compression_gradients"]
+    return found_by(start(4, "hooks_check.py", *names))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +87,7 @@ def test_every_step_is_right_on_two_ranks(trained: Any, name: str) -> None:
 @pytest.mark.parametrize(("ranks", "check"), [(2, "train:200"), (3, "train:50"), (4, "train:200")])
 def test_every_step_is_right_for_long(start: Start, ranks: int, check: str) -> None:
     """As on two ranks."""
-    found = found_by(start(ranks, "hooks_check.py", check))[check]
+    found = found_by(start(ranks, "hooks_check.py", check))["train"]
     for name in DENSE + SPARSE:
         check_training(found[name])
 
@@ -250,9 +256,21 @@ def test_sparse_gradients_are_refused(told: Any) -> None:
 
 
 @pytest.mark.parametrize("hook", [pytest.param("topk", marks=pytest.mark.slow), "powersgd"])
-def test_processes_end_by_themselves(start: Start, hook: str) -> None:
+def test_processes_end_by_themselves(tmp_path: Path, hook: str) -> None:
     """Leave with status 0 and no message after the program's last line, also with a thread that nobody closed."""
-    assert [(0, "", ""), (0, "", "")] == start(2, "hooks_end.py", "good", hook)
+    command = [sys.executable, str(RANKS / "hooks_end.py"), "good", hook]
+    processes = [
+        subprocess.Popen(
+            command, env=rank_environment(rank, 2, tmp_path / "store"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=250)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert ([b"", b""], [0, 0]) == (outputs, [process.returncode for process in processes])
 
 
 @pytest.mark.parametrize("hook", [pytest.param("topk", marks=pytest.mark.slow), "powersgd"])

@@ -108,10 +108,10 @@ def leave(found: object) -> None:
 
 
 def run_checks(checks: dict[str, Callable[..., Any]], names: list[str]) -> None:
-    """Join, run the checks named and tell what they found; a name may end in arguments: ``check:20``."""
+    """Join, run the checks named and tell what each found; a name may end in arguments: ``resume:topk:powersgd``."""
     join()
     found = {}
     for text in names:
         name, *arguments = text.split(":")
-        found[text] = checks[name](*map(int, arguments))
+        found[name] = checks[name](*arguments)
     leave(found)

@@ -83,19 +83,24 @@ def asked() -> str:
 
 #: What does not depend on how elements are selected.
 WITHOUT_SELECTION = ("asked", "low_rank", "shapes_and_options")
+#: What is checked for each hook with a memory.
+OF_MEMORIES = ("resume", "scaled", "infinite")
 
 
-def check_all(kind: str) -> dict[str, Any]:
-    """Return what every check finds if elements are selected in this way; with the kernels only those that select."""
+def check_all(kind: str, *memories: str) -> dict[str, Any]:
+    """Return what every check finds if elements are selected in this way; with the kernels only those that select.
+
+    ``memories`` name the hooks with a memory that are checked.
+    """
     topk.make_selector = select_by(kind)
     checks = {
         name: check for name, check in hooks_check.CHECKS.items() if name not in {"feedback", "two_models", "train"}
     }
     checks |= {"asked": asked}
     if kind == "cuda":
-        hooks_check.COMPRESSING = {name: make for name, make in hooks_check.COMPRESSING.items() if "topk" in name}
+        memories = tuple(name for name in memories if "topk" in name)
         checks = {name: check for name, check in checks.items() if name not in WITHOUT_SELECTION}
-    return {name: check() for name, check in checks.items()}
+    return {name: check(*memories) if name in OF_MEMORIES else check() for name, check in checks.items()}
 
 
 if __name__ == "__main__":

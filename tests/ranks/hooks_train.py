@@ -106,6 +106,6 @@ def flaws(per_step: list[list[BucketTimes]]) -> list[str]:
     return sorted(found)
 
 
-def train_all(steps: int) -> dict[str, Any]:
-    """Train with every hook; return what each found by name."""
-    return {name: train(name, min(steps, AT_MOST.get(name, steps))) for name in HOOKS}
+def train_all(steps: str) -> dict[str, Any]:
+    """Train with every hook for so many steps; return what each found by name."""
+    return {name: train(name, min(int(steps), AT_MOST.get(name, int(steps)))) for name in HOOKS}
