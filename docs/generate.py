@@ -26,6 +26,7 @@ from commbench.report.figures import all_figures
 from commbench.results import load_run
 from commbench.results.pairs import PairRow
 from commbench.results.recommendation import Choice, Cost, Difference, Recommendation, Search
+from commbench.results.tables import column_dtypes
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, TUNING_BUDGETS
 from commbench.tuner.predictions import PredictionRow
 
@@ -76,7 +77,8 @@ case and launch the last counts. What each field is stands in `commbench/engine/
 
 CSV has a header line, commas, `.` decimals and UTF-8; an empty cell means that the column does not apply. Units are in
 the names: `us` is microseconds, `GBps` is 1e9 bytes per second. A text that begins with `=`, `+`, `-`, `@`, a tab or a
-carriage return has an apostrophe before it, so that no spreadsheet runs it as a formula.
+carriage return has an apostrophe before it, so that no spreadsheet runs it as a formula. `dtype` is the type of the
+column in pandas, of `load_run` and of Parquet files; each type holds NA.
 
 A run that was [imported](importing.md) holds what another tool states: one time per case and launch, and nothing else
 that it does not say.
@@ -338,8 +340,11 @@ def _flags(*, is_training_only: bool) -> str:
 
 def _columns(row: type[Any]) -> str:
     """The columns of one kind of row, in their order."""
-    described = ((f"`{f.name}`", f.metadata.get("about", "schema number")) for f in dataclasses.fields(row))
-    return _table(("column", "what"), described)
+    about = {f.name: f.metadata.get("about", "schema number") for f in dataclasses.fields(row)}
+    dtypes = column_dtypes(row).items()
+    return _table(
+        ("column", "dtype", "what"), ((f"`{name}`", dtype.partition("[")[0], about[name]) for name, dtype in dtypes)
+    )
 
 
 def _fields(cls: type[Any], *, before: Sequence[str] = (), after: Sequence[str] = ()) -> str:

@@ -19,7 +19,7 @@ from commbench.engine.flags import join_flags
 from commbench.engine.records import SCHEMA, PairTable, Record, column
 from commbench.results.info import RunInfo
 from commbench.results.summary import MANY_LAUNCHES, condition_flags, joined_texts, records_by_case
-from commbench.results.tables import column_types, table_of_columns
+from commbench.results.tables import column_dtypes, table_of_columns
 from commbench.units import algbw_GBps
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def pair_table(matrices: Iterable[Matrix], info: RunInfo) -> DataFrame:
     for matrix in matrices:
         for name, values in pair_columns(matrix, info).items():
             columns[name] += values
-    return table_of_columns(column_types(PairRow), columns)
+    return table_of_columns(column_dtypes(PairRow), columns)
 
 
 def pair_columns(matrix: Matrix, info: RunInfo) -> dict[str, Iterable[Any]]:

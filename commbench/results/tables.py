@@ -41,36 +41,36 @@ def cell_text(text: str) -> str:
 
 #: Columns of free text, where each run of white space becomes one space.
 _FREE_TEXT = frozenset({"reason", "case"})
-#: The pandas type of each type of a column; each holds NA where a column does not apply.
+#: The pandas type of each annotated type; each holds NA where a column does not apply. Texts such as operations are no
+#: categories: concatenating tables whose versions register unlike operations would turn categories into plain texts.
 _DTYPES = {int: "Int64", float: "Float64", bool: "boolean", str: "string[python]"}
 
 
-def column_types(row_class: type[Any]) -> dict[str, type]:
-    """Return the type of each field of a row's dataclass, without None: int, float, bool or str."""
+def column_dtypes(row_class: type[Any]) -> dict[str, str]:
+    """Return the pandas type of each field of a row's dataclass: Int64, Float64, boolean or string[python]."""
     hints = get_type_hints(row_class)
+    types = {field.name: hints[field.name] for field in dataclasses.fields(row_class)}
     return {
-        field.name: next((part for part in get_args(hints[field.name]) if part is not type(None)), hints[field.name])
-        for field in dataclasses.fields(row_class)
+        name: _DTYPES[next((part for part in get_args(kind) if part is not type(None)), kind)]
+        for name, kind in types.items()
     }
 
 
 def table_of(row_class: type[Any], rows: Iterable[DataclassInstance]) -> DataFrame:
-    """Return rows as a DataFrame with the columns of ``row_class`` and nullable types.
+    """Return rows as a DataFrame with the columns of ``row_class`` and the types of `column_dtypes`.
 
-    The types are Int64, Float64, boolean and string, as annotated. A number that does not apply is NA, a text that does
-    not apply is empty.
+    A number that does not apply is NA, a text that does not apply is empty.
     """
     rows = list(rows)
-    types = column_types(row_class)
-    return table_of_columns(types, {name: [getattr(row, name) for row in rows] for name in types})
+    dtypes = column_dtypes(row_class)
+    return table_of_columns(dtypes, {name: [getattr(row, name) for row in rows] for name in dtypes})
 
 
-def table_of_columns(types: Mapping[str, type], columns: Mapping[str, Iterable[object]]) -> DataFrame:
-    """Return a DataFrame as `table_of`, from the type and the values of each column instead of rows."""
+def table_of_columns(dtypes: Mapping[str, str], columns: Mapping[str, Iterable[object]]) -> DataFrame:
+    """Return a DataFrame as `table_of`, from the pandas type and the values of each column instead of rows."""
     import pandas as pd
 
-    dtypes = {name: _DTYPES[kind] for name, kind in types.items()}
-    return pd.DataFrame({name: list(columns[name]) for name in dtypes}, dtype=object).astype(dtypes)
+    return pd.DataFrame({name: list(columns[name]) for name in dtypes}, dtype=object).astype(dict(dtypes))
 
 
 def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS) -> str:

@@ -119,6 +119,7 @@ def test_parquet_reads_back(path: Path, tmp_path: Path) -> None:
     for table in tables_of(run):
         read = parquet.read_table(folder / f"{table.name}.parquet")
         assert table.frame.astype(object).where(table.frame.notna(), None).to_dict("list") == read.to_pydict()
+        assert list(map(str, table.frame.dtypes)) == list(map(str, read.to_pandas().dtypes))
         assert run.info == json.loads(read.schema.metadata[b"commbench"])
     rows = parquet.read_table(folder / "collectives.parquet")
     assert b"ranks of the launch" == rows.schema.field("world_size").metadata[b"about"]

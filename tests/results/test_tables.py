@@ -4,17 +4,19 @@ import csv
 import io
 from dataclasses import fields
 
+import pandas as pd
 import pytest
 from builders import STEADY, make_case, make_launches
 from effort import repetitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kept import RESULTS
 from pages import make_run
 
 from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, BucketRow, TrainingRow
 from commbench.engine.records import OverlapRow, Row
 from commbench.results.pairs import PairRow
-from commbench.results.tables import csv_text, table_csv, table_of
+from commbench.results.tables import column_dtypes, csv_text, table_csv, table_of
 
 # DESIGN's order; a change of it is a change of the schema.
 COLUMNS = (  # noqa: SIM905 - reads like the contract
@@ -106,6 +108,27 @@ def test_table_holds_what_its_rows_hold() -> None:
     )
     assert csv_text(run.rows) == table_csv(table)
     assert "Float64" == str(table.groupby("operation")["time_us"].median().dtype)
+
+
+def test_concatenated_tables_keep_their_types() -> None:
+    """Keep every type where runs with unlike operations and empty columns are concatenated."""
+    tables = [make_run(make_launches(STEADY, make_case(name))).collectives for name in ("barrier", "all_reduce")]
+    assert tables[0].dtypes.to_dict() == pd.concat(tables).dtypes.to_dict()
+
+
+KEPT_TABLES = {
+    "bench_xeon2core_20261121": ("collectives", "ddp", "buckets"),
+    "matrix_slow_host_xeon2core_20261121": ("pairs",),
+}
+
+
+@pytest.mark.parametrize(("run", "name"), [(run, name) for run, names in KEPT_TABLES.items() for name in names])
+def test_csv_reads_back_with_its_types(run: str, name: str) -> None:
+    """Write the same bytes again after reading a CSV file with the documented types."""
+    text = (RESULTS / run / f"{name}.csv").read_text(encoding="utf-8")
+    dtypes = column_dtypes(ROW_CLASSES[name])
+    read = pd.read_csv(io.StringIO(text), dtype=dtypes, keep_default_na=False, na_values=[""])
+    assert text == table_csv(read)
 
 
 def test_text_that_is_no_unicode_is_kept() -> None:

@@ -19,7 +19,7 @@ from commbench.results import Run
 from commbench.results.files import refusing
 from commbench.results.info import RunInfo
 from commbench.results.pairs import PairRow
-from commbench.results.tables import column_types, table_of_columns
+from commbench.results.tables import column_dtypes, table_of_columns
 from commbench.tuner.predictions import PredictionRow, prediction_table
 
 if TYPE_CHECKING:
@@ -101,12 +101,12 @@ def _samples(
 ) -> Table:
     """Return a table with a line for each sample: its case, its launch, and the columns ``added``: number and value."""
     number, value = added
-    types = {**column_types(case_class), "launch": int, number: int, value: float}
-    columns: dict[str, list[object]] = {column: [] for column in types}
+    dtypes = {**column_dtypes(case_class), "launch": "Int64", number: "Int64", value: "Float64"}
+    columns: dict[str, list[object]] = {column: [] for column in dtypes}
     for case, launch, values in records:
         for column, stated in dataclasses.asdict(case).items():
             columns[column] += [stated] * len(values)
         columns["launch"] += [launch] * len(values)
         columns[number] += range(len(values))
         columns[value] += values
-    return Table(name=name, frame=table_of_columns(types, columns), about={})
+    return Table(name=name, frame=table_of_columns(dtypes, columns), about={})
