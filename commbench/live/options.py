@@ -40,6 +40,8 @@ class LiveOptions:
     """Of the order of blocks."""
     argv: tuple[str, ...] = ()
     """The command of the training."""
+    invocation: str = ""
+    """A text by which the command finds the launches of run.json that it caused."""
 
     def to_json(self) -> JsonObject:
         """Return plain lists, numbers and texts."""

@@ -22,9 +22,10 @@ MODEL = "model.json"
 DDP = "ddp.csv"
 BUCKETS = "buckets.csv"
 PREDICTIONS = "predictions.csv"
+LOSSES = "losses.csv"
 RECOMMENDATION = "recommendation.json"
 LOCK = ".lock"
-_WRITTEN = (RUN, SUMMARY, OVERLAP, PAIRS, MODEL, DDP, BUCKETS, PREDICTIONS, RECOMMENDATION)
+_WRITTEN = (RUN, SUMMARY, OVERLAP, PAIRS, MODEL, DDP, BUCKETS, PREDICTIONS, LOSSES, RECOMMENDATION)
 #: Files that a run which ended before its first line leaves; they make a directory neither ours nor foreign.
 SCAFFOLD = frozenset({LOCK, *(f".{name}.tmp" for name in _WRITTEN)})
 

@@ -47,6 +47,10 @@ class Launch(TypedDict, total=False):
     launch: int
     started: str | None
     culprit: FailedRank | None
+    ending: str
+    """Why a live tuning ended, see `commbench.tuner.experiment.Experiment.ending`."""
+    invocation: str
+    """See `commbench.live.options.LiveOptions`."""
 
 
 class Output(TypedDict):
@@ -107,6 +111,17 @@ class RunInfo(Environment, total=False):
     exhaustive_launches: int | None
     max_loss_increase: float | None
     max_accuracy_loss: float | None
+    baseline: str
+    """The key of the case that others are compared with, in a live tuning: the script's own setting."""
+    framework: str
+    """The library that wrapped the model in DDP in a live tuning; empty: the script itself."""
+    own_hook: bool
+    """Whether the script of a live tuning has registered a communication hook."""
+
+
+def is_live(info: RunInfo) -> bool:
+    """Whether the settings were tuned inside a person's own training."""
+    return bool((info.get("plan") or {}).get("live"))
 
 
 def is_complete(info: RunInfo) -> bool:

@@ -58,6 +58,8 @@ class TrainingRecord:
     """The slowest rank's step, of every block in turn."""
     block_lengths: Sequence[int] = ()
     """Timed steps of each block; their sum is the length of ``step_ms``."""
+    block_at: Sequence[int] = ()
+    """In a live tuning the optimiser step of the training at which each block began; empty elsewhere."""
     block_steps: int = 0
     """Steps of each block, early ones included."""
     discarded: int = 0

@@ -1,0 +1,320 @@
+"""The run directory of a live tuning: rank 0 writes it beside the training, and the command completes it afterwards."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TypedDict
+
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.errors import InputError
+from commbench.launch.events import Session
+from commbench.launch.facts import header_fields, refuse_other_conditions
+from commbench.launch.tables import write_tables
+from commbench.live.options import LiveOptions
+from commbench.results import Store
+from commbench.results.files import LOSSES, RUN
+from commbench.results.info import Launch, RunInfo, is_live
+from commbench.results.losses import Loss, losses_csv, read_losses
+from commbench.results.plan import launch_entry
+from commbench.results.reading import read_info
+from commbench.results.recommendation import Choice, Recommendation, headline, setting_of
+from commbench.schema import JsonObject
+from commbench.tuner.decision import recommend
+
+#: Name of the stage of every launch.
+STAGE = "live"
+#: Endings that need no more blocks; the others cut the tuning, see `commbench.tuner.experiment.Experiment.ending`.
+ENDINGS_IN_ORDER = frozenset({"decided", "rounds", "nothing"})
+#: Seconds that the end of the process waits for the writer.
+PATIENCE_S = 20.0
+#: Why a tuning ended, where its ending alone says it.
+REASONS = {
+    "steps": "--steps was reached before the decision",
+    "time": "--time-limit was reached before the decision",
+    "ended": "the training ended before the decision",
+}
+
+
+class LiveFacts(TypedDict, total=False):
+    """What rank 0 knows of the training beyond its settings."""
+
+    framework: str
+    """The library that wrapped the model, such as ``transformers``; empty: the script itself."""
+    torch: str
+    own_hook: bool
+    """Whether the script has registered a communication hook."""
+    session: Session
+    """The conditions of all ranks."""
+
+
+class LiveRun:
+    """A run directory that grows by one launch while a person's training goes on; only rank 0 has one.
+
+    A thread of its own writes, so that no disk delays a step. If the disk fails, one line says so, writing stops, and
+    the tuning goes on from memory. At the end of the process an undecided tuning is concluded from what there is.
+    """
+
+    launch: int
+    """Number of this launch in the directory, from 0."""
+    is_concluded: bool = False
+
+    def __init__(self, store: Store, options: LiveOptions) -> None:
+        self._store = store
+        self._info: RunInfo = store.info
+        self._launches = list(store.info.get("launches") or ())
+        self._records = list(store.training_records)
+        self.launch = 1 + max((entry.get("launch", 0) for entry in self._launches), default=-1)
+        self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._invocation = options.invocation
+        self._writer = _Writer(store)
+        self._update(launches=[*self._launches, self._entry("running")], status="running", reason="")
+        atexit.register(self._end)
+
+    @classmethod
+    def open(
+        cls,
+        options: LiveOptions,
+        *,
+        baseline: TrainingCase,
+        settings: Sequence[TrainingCase],
+        parameters: int,
+        facts: LiveFacts,
+    ) -> LiveRun:
+        """Create the directory, or continue the one that holds the same training.
+
+        Args:
+            options: of the tuning.
+            baseline: the script's own setting.
+            settings: all that may be tried.
+            parameters: trainable elements of the model.
+            facts: of the training.
+
+        Raises:
+            CommbenchError: the directory cannot be used, or holds another run.
+        """
+        header = _header(options, baseline, settings, parameters, facts)
+        store = Store.open(options.out, header)
+        try:
+            if store.resumed:
+                _refuse_other_baseline(store, baseline)
+            if "session" in facts:
+                refuse_other_conditions(facts["session"], store.info)
+                store.update(**header_fields(facts["session"], store.info))
+            return cls(store, options)
+        except BaseException:
+            store.discard()
+            store.close()
+            raise
+
+    def append(self, record: TrainingRecord) -> None:
+        """Write a record; one of the same case and launch that is longer takes the place of an earlier one."""
+        self._records.append(record)
+        self._writer.do(lambda: self._store.append(record))
+
+    def conclude(
+        self, ending: str, *, reason: str = "", losses: Sequence[tuple[int, float]] = (), seconds: float = 0.0
+    ) -> Recommendation | None:
+        """Decide from all launches of the directory; the files follow in the background.
+
+        Args:
+            ending: as `commbench.tuner.experiment.Experiment.ending`, or ``released``, ``failed``, ``ended``.
+            reason: a clause for people; empty: what the ending says.
+            losses: pairs of an optimiser step and its loss.
+            seconds: how long the tuning took.
+
+        Returns:
+            The conclusion; None if nothing was compared.
+        """
+        self.is_concluded = True
+        status = "ok" if ending in ENDINGS_IN_ORDER else "cut"
+        entry = self._entry(status, ending=ending, reason=reason or REASONS.get(ending, ""), seconds=seconds)
+        self._update(launches=[*self._launches, entry])
+        conclusion = recommend(self._records, self._info)
+        own_losses = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in losses]
+        self._writer.do(lambda: _finish(self._store, conclusion, own_losses))
+        return conclusion
+
+    def close(self) -> None:
+        """Release the directory when all is written; return at once."""
+        self._writer.close()
+
+    def wait(self) -> None:
+        """Wait until all is written, before the process ends."""
+        self._writer.wait()
+
+    def _end(self) -> None:
+        """Conclude and write what is left, when the process ends."""
+        if not self.is_concluded:
+            self.conclude("ended")
+        self.close()
+        self.wait()
+
+    def _entry(self, status: str, *, ending: str = "", reason: str = "", seconds: float = 0.0) -> JsonObject:
+        """Return the entry of this launch in run.json."""
+        own = {record.case: record for record in self._records if record.launch == self.launch}
+        entry = launch_entry(
+            stage=STAGE,
+            launch=self.launch,
+            started=self._started,
+            seconds=seconds,
+            startup_s=0.0,
+            measuring_s=sum(record.measuring_s for record in own.values()),
+            status=status,
+            reason=reason,
+        )
+        return {**entry, "ending": ending, "invocation": self._invocation}
+
+    def _update(self, **entries: object) -> None:
+        """Set entries of run.json."""
+        self._info = {**self._info, **entries}  # type: ignore[typeddict-item]
+        self._writer.do(lambda: self._store.update(**entries))
+
+
+class _Writer:
+    """A thread that writes in the order of requests, until the first failure."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="commbench-writer", daemon=True)
+        self._thread.start()
+
+    def do(self, request: Callable[[], object]) -> None:
+        """Request to write something."""
+        self._requests.put(request)
+
+    def close(self) -> None:
+        """Request to release the directory; closing twice is harmless."""
+        self._requests.put(None)
+
+    def wait(self) -> None:
+        """Wait until all requests are done, after `close`."""
+        self._thread.join(PATIENCE_S)
+
+    def _run(self) -> None:
+        requests = iter(self._requests.get, None)
+        try:
+            for request in requests:
+                request()
+        except Exception as error:  # noqa: BLE001 - nothing here may fail the training
+            say(f"results are no longer written to {self._store.path}, and tuning goes on: {error}")
+            for _ in requests:
+                pass
+        self._store.close()
+
+
+def say(text: str) -> None:
+    """Print a line on stderr."""
+    print(f"commbench: {text}", file=sys.stderr, flush=True)  # noqa: T201 - ranks have no other way
+
+
+def _header(
+    options: LiveOptions,
+    baseline: TrainingCase,
+    settings: Sequence[TrainingCase],
+    parameters: int,
+    facts: LiveFacts,
+) -> JsonObject:
+    """Return run.json as it is at the beginning."""
+    return {
+        "suite": "tune",
+        "argv": list(options.argv),
+        "seed": options.seed,
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "status": "running",
+        "world_size": baseline.world_size,
+        "plan": {
+            "live": True,
+            "workload": options.workload,
+            "world_size": baseline.world_size,
+            "backend": baseline.backend,
+            "model": parameters,
+        },
+        "baseline": baseline.key,
+        "settings": [setting.key for setting in settings],
+        "framework": facts.get("framework", ""),
+        "own_hook": facts.get("own_hook", False),
+    }
+
+
+def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:
+    """Refuse to compare with another setting than the launches before.
+
+    Raises:
+        InputError: the script's own setting has changed since.
+    """
+    before = TrainingCase.from_key(store.info["baseline"])
+    if before != baseline:
+        names = [f"{Choice(**setting_of(case)).name} with batch {case.batch_per_rank}" for case in (before, baseline)]
+        raise InputError(
+            f"--out {store.path} holds a tuning of a script whose own setting was {names[0]}, and now it is "
+            f"{names[1]}; choose another --out."
+        )
+
+
+def _finish(store: Store, conclusion: Recommendation | None, losses: Sequence[Loss]) -> None:
+    """Write everything that follows from the records; the status of the run comes last."""
+    if conclusion is not None:
+        store.write_recommendation(conclusion.to_json())
+    if losses:
+        store.write_files({LOSSES: losses_csv([*read_losses(store.path), *losses])})
+    write_tables(store)
+    last = store.info["launches"][-1]
+    store.update(status="complete" if last.get("status") == "ok" else "cut", reason=last.get("reason", ""))
+
+
+# ------------------------------------------------------------------------------------------- after the training
+
+
+def complete(options: LiveOptions) -> list[str]:
+    """Finish the runs that a training has begun, after it has ended; return the conclusions in lines for people."""
+    lines = [line for path in _runs_of(options) for line in _completed(path)]
+    return lines or [
+        "Nothing was tuned: no model was trained in DistributedDataParallel, or a line above says why not."
+    ]
+
+
+def _runs_of(options: LiveOptions) -> Iterator[Path]:
+    """Yield the directories of the runs to which the training has added a launch, in the order of its models."""
+    number, path = 1, Path(options.out)
+    while (path / RUN).exists():
+        info = read_info(path)
+        if is_live(info) and any(_is_of(entry, options) for entry in info.get("launches") or ()):
+            yield path
+        number += 1
+        path = Path(f"{options.out}-{number}")
+
+
+def _is_of(entry: Launch, options: LiveOptions) -> bool:
+    return entry.get("invocation", "") == options.invocation
+
+
+def _completed(path: Path) -> Iterator[str]:
+    """Finish a run if rank 0 could not; yield its conclusion."""
+    with Store.open(path, {"plan": read_info(path).get("plan", {})}) as store:
+        if store.info.get("status") == "running":
+            store.update(launches=[_ended(entry) for entry in store.info.get("launches") or ()])
+            _finish(store, recommend(store.training_records, store.info), ())
+        conclusion = recommend(store.training_records, store.info)
+        reason = store.info.get("reason", "")
+    if conclusion is None:
+        yield f"Tuning ended before anything was compared{': ' if reason else ''}{reason}."
+    else:
+        yield f"{headline(conclusion)} {conclusion.reason}"
+        if conclusion.verdict == "change":
+            yield from conclusion.snippet.splitlines()
+    yield f"Results: {path}; `commbench report {path}` draws them."
+
+
+def _ended(entry: Launch) -> Launch:
+    """Return the entry of a launch that goes on no more."""
+    if entry.get("status") != "running":
+        return entry
+    return {**entry, "status": "cut", "ending": "ended", "reason": REASONS["ended"]}
