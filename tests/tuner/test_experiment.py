@@ -1,21 +1,437 @@
-"""Tests of the experiment of a live tuning, on simulated machines."""
+"""Tests of the experiment of a live tuning, on simulated machines: how often it errs, what it finds, when it ends."""
 
+import math
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from effort import repetitions, slack
 from training_builders import make_training_case
 
-from commbench.ddp.plan.cases import CONFIRM
-from commbench.tuner.experiment import Experiment
+from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
+from commbench.stats import MARGIN, Interval, fewest_launches, launch_interval, median
+from commbench.tuner.decision import LIVE_LOOKS, live_level_of
+from commbench.tuner.experiment import FEWEST_STEPS, FIRST_STEPS, MOST_TRIES, UNTIMED, Block, Experiment
 
-SETTINGS = [make_training_case(cap=cap) for cap in ("default", "1", "5", "50")]
+#: Steps of a simulated training.
+STEPS = 20_000
 
 
-def test_a_clear_gain_is_found() -> None:
-    """Confirm the setting that is 1.3 times as fast, and say that it is decided."""
-    experiment = Experiment(SETTINGS, seed=0, max_steps=None)
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """What makes the steps of a simulated machine differ."""
+
+    spread: float = 0.0
+    """Standard deviation of the logarithm of a step, independent from step to step."""
+    drift: float = 0.0
+    """Amplitude of a slow wave in the logarithm; its period is 300 to 1500 steps."""
+    state: float = 0.0
+    """Difference of the machine's two states in the logarithm."""
+    lasting: float = 30
+    """Mean steps in one state."""
+    stalls: float = 0.0
+    """Share of steps that take 2 to 10 times as long."""
+
+    def factors(self, seed: int) -> list[float]:
+        """Return the factor on each step of a training."""
+        generator = np.random.default_rng(seed)
+        logs = self.spread * generator.standard_normal(STEPS)
+        logs += self.drift * np.sin(2 * np.pi * (np.arange(STEPS) / generator.uniform(300, 1500) + generator.random()))
+        logs += self.state * (np.cumsum(generator.random(STEPS) < 1 / self.lasting) % 2)
+        logs += (generator.random(STEPS) < self.stalls) * np.log(generator.uniform(2, 10, STEPS))
+        return np.exp(logs).tolist()
+
+
+NOISES = {
+    "quiet": Noise(spread=0.01),
+    "lognormal": Noise(spread=0.05),
+    "two states": Noise(spread=0.03, state=0.15),
+    "long states": Noise(spread=0.03, state=0.15, lasting=80),
+    "all": Noise(spread=0.04, drift=0.05, state=0.15, lasting=40, stalls=0.01),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """A simulated tuning that is over."""
+
+    blocks: Sequence[Block]
+    ending: str
+    level: float
+    speedups: dict[int, list[float]]
+    """Of each alternative in each fresh round."""
+
+    @property
+    def steps(self) -> int:
+        """All steps of the tuning."""
+        return steps_of(self.blocks)
+
+    @property
+    def intervals(self) -> dict[int, Interval | None]:
+        """Of the speedup of each finalist."""
+        return {setting: launch_interval(speedups, self.level) for setting, speedups in self.speedups.items()}
+
+    @property
+    def faster(self) -> list[int]:
+        """Finalists that call for a change."""
+        return [one for one, interval in self.intervals.items() if interval and interval.low > 1 + MARGIN]
+
+    @property
+    def verdict(self) -> str:
+        """The verdict of a recommendation."""
+        if self.faster:
+            return "change"
+        highs = [interval.high if interval else math.inf for interval in self.intervals.values()]
+        return "keep" if highs and max(highs) <= 1 + MARGIN else "inconclusive"
+
+
+def steps_of(blocks: Sequence[Block]) -> int:
+    """Return all steps of some blocks."""
+    return sum(UNTIMED + block.steps for block in blocks)
+
+
+def make_settings(count: int, *hooked: TrainingCase) -> list[TrainingCase]:
+    """Return so many settings without a hook, and those with one."""
+    return [*(make_training_case(cap=str(cap)) for cap in range(1, count + 1)), *hooked]
+
+
+def simulate(
+    speedups: Sequence[float],
+    noise: Noise,
+    *,
+    seed: int = 0,
+    settings: Sequence[TrainingCase] = (),
+    step_ms: float = 100.0,
+    max_steps: int | None = None,
+    time_limit_s: float | None = None,
+) -> Tuning:
+    """Tune a training whose settings have these true speedups."""
+    experiment = Experiment(settings or make_settings(len(speedups)), seed=seed, max_steps=max_steps)
+    steps_ms = [step_ms * factor for factor in noise.factors(seed)]
+    made, passed_s = 0, 0.0
+    blocks: list[Block] = []
+    medians_ms: dict[int, list[float]] = {}
+    while block := experiment.next_block(made, None if time_limit_s is None else time_limit_s - passed_s):
+        blocks.append(block)
+        own_ms = [step / speedups[block.setting] for step in steps_ms[made : made + UNTIMED + block.steps]]
+        made, passed_s = made + len(own_ms), passed_s + sum(own_ms) / 1e3
+        experiment.add(block, own_ms[UNTIMED:])
+        if block.phase == CONFIRM:
+            medians_ms.setdefault(block.setting, []).append(median(own_ms[UNTIMED:]))
+    baseline = medians_ms.pop(0, [])
+    ratios = {
+        setting: [base_ms / own_ms for base_ms, own_ms in zip(baseline, own, strict=False)]
+        for setting, own in medians_ms.items()
+    }
+    return Tuning(blocks=blocks, ending=experiment.ending, level=experiment.level, speedups=ratios)
+
+
+def simulate_many(speedups: Sequence[float], noise: Noise, runs: int, **conditions: float | None) -> list[Tuning]:
+    """Tune so many trainings."""
+    return [simulate(speedups, noise, seed=seed, **conditions) for seed in range(runs)]
+
+
+def rounds_of(blocks: Sequence[Block], size: int) -> list[list[int]]:
+    """Return the settings of each complete round of ``size`` blocks."""
+    numbers = [block.setting for block in blocks]
+    return [numbers[at : at + size] for at in range(0, len(numbers) - size + 1, size)]
+
+
+# ------------------------------------------------------------------------------------------ how often it is right
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_equal_settings_seldom_call_for_a_change(noise: str) -> None:
+    """Say "change" of twelve equal settings in at most 5 % of 200 tunings."""
+    tunings = simulate_many([1.0] * 12, NOISES[noise], repetitions(200))
+    changes = sum(one.verdict == "change" for one in tunings) / len(tunings)
+    assert changes <= 0.05
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_gain_of_just_the_margin_seldom_calls_for_a_change(noise: str) -> None:
+    """Err in at most 5 % of the tunings where all looks and both sides of the margin are as likely."""
+    runs = 200
+    tunings = simulate_many([1.0, 1 + MARGIN], NOISES[noise], repetitions(runs))
+    changes = sum(one.verdict == "change" for one in tunings) / len(tunings)
+    assert changes <= 0.05 + slack(0.05, runs)
+
+
+@pytest.mark.parametrize(("gain", "least"), [(1.05, 0.8), (1.1, 0.95), (1.3, 1.0)])
+def test_gains_are_found(gain: float, least: float) -> None:
+    """Find the one of eight settings that is faster, where steps differ by 5 %."""
+    runs = 100
+    tunings = simulate_many([1, 1, 1, gain, 1, 1, 1, 1], NOISES["lognormal"], repetitions(runs))
+    assert sum(one.faster == [3] for one in tunings) / len(tunings) >= least - slack(least, runs)
+
+
+@pytest.mark.parametrize("settings", [6, 10])
+def test_a_large_gain_is_decided_within_200_steps(settings: int) -> None:
+    """Decide on a gain of 1.3 in 200 steps or fewer in nine of ten tunings, without any limit."""
+    tunings = simulate_many([1.0, 1.3, *[1.0] * (settings - 2)], NOISES["lognormal"], repetitions(100))
+    quick = [one for one in tunings if one.ending == "decided" and one.verdict == "change" and one.steps <= 200]
+    assert len(quick) >= 0.9 * len(tunings)
+
+
+def test_intervals_hold_the_true_speedup() -> None:
+    """Hold it in 95 of 100 tunings, whatever number of looks they took."""
+    tunings = simulate_many([1.0, 1.06], NOISES["all"], repetitions(200))
+    intervals = [one.intervals[1] for one in tunings]
+    held = sum(interval is not None and interval.low <= 1.06 <= interval.high for interval in intervals)
+    assert held >= 0.95 * len(tunings)
+
+
+def test_drift_cancels() -> None:
+    """Keep the baseline on a machine that becomes steadily slower."""
+    experiment = Experiment(make_settings(5), seed=3, max_steps=None)
     made = 0
     while block := experiment.next_block(made, None):
-        made += 2 + block.steps
-        experiment.add(block, [100.0 / (1.3 if block.setting == 2 else 1.0)] * block.steps)
-    assert (experiment.ending, block) == ("decided", None)
-    assert experiment.finalists == [2]
-    assert experiment._stage.phase == CONFIRM
-    assert made < 200
+        experiment.add(block, [100 + 0.05 * step for step in range(made + UNTIMED, made + UNTIMED + block.steps)])
+        made += UNTIMED + block.steps
+    assert experiment.ending == "decided"
+    assert set(experiment._stage._verdicts.values()) == {"keep"}
+
+
+@pytest.mark.slow
+def test_operating_characteristics() -> None:
+    """Meet the bounds in all kinds of noise and with hooks; a failure prints the whole table."""
+    hooked = [make_training_case("fp16", cap=str(cap)) for cap in range(1, 5)]
+    plans = {
+        "equal": ([1.0] * 12, make_settings(12), None, 0.0),
+        "1.05 of 8": ([1.0] * 7 + [1.05], make_settings(8), None, 0.75),
+        "1.1 of 8": ([1.0] * 7 + [1.1], make_settings(8), None, 0.9),
+        "1.3 of 8": ([1.0] * 7 + [1.3], make_settings(8), None, 0.99),
+        "1.3 of 8, 200 steps": ([1.0] * 7 + [1.3], make_settings(8), 200, 0.97),
+        "graded": ([1.0, 0.6, 0.8, 0.95, 1.1, 1.2, 1.3, 1.05], make_settings(8), None, 0.9),
+        "hooks, 200 steps": ([1.0] * 8 + [1.1, 1.2, 1.3, 1.4, 1.4], make_settings(9, *hooked), 200, 0.75),
+    }
+    runs, lines, failed = 200, [], False
+    for name, (speedups, settings, max_steps, least) in plans.items():
+        for kind, noise in NOISES.items():
+            tunings = [
+                simulate(speedups, noise, seed=seed, settings=settings, max_steps=max_steps) for seed in range(runs)
+            ]
+            best = sum(any(speedups[one] == max(speedups) for one in t.faster) for t in tunings) / runs
+            verdicts = Counter(t.verdict for t in tunings)
+            widths = [i.half_width for t in tunings for i in list(t.intervals.values())[:1] if i]
+            steps = np.quantile([t.steps for t in tunings], [0.5, 0.9])
+            is_bad = verdicts["change"] > 0.05 * runs if max(speedups) == 1 else best < least
+            failed |= is_bad
+            lines.append(
+                f"{name:20} {kind:12} best found {best:5.1%}, {dict(verdicts)}, steps {steps[0]:.0f} to {steps[1]:.0f},"
+                f" half-width {np.median(widths):.3f} {'MISSED' * is_bad}"
+            )
+    assert not failed, "\n" + "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------------------------------ the blocks
+
+
+def test_a_tuning_can_be_repeated() -> None:
+    """Choose the same blocks with the same seed and times, others with another seed."""
+    noise = NOISES["lognormal"]
+    same = [simulate([1.0] * 6, noise, seed=4, max_steps=300).blocks for _ in range(2)]
+    other = simulate([1.0] * 6, noise, seed=5, max_steps=300).blocks
+    assert same[0] == same[1]
+    assert same[0] != other
+
+
+def test_every_round_has_the_baseline_and_an_order_of_its_own() -> None:
+    """Shuffle each round of the screening and of the fresh blocks; begin with the baseline, in a longer block."""
+    tuning = simulate([1.0] * 4, NOISES["lognormal"], max_steps=600)
+    assert tuning.blocks[0] == Block(0, SWEEP, FIRST_STEPS)
+    screened = rounds_of([one for one in tuning.blocks if one.phase == SWEEP], 4)
+    confirmed = rounds_of([one for one in tuning.blocks if one.phase == CONFIRM], 2)
+    assert all(sorted(order) == [0, 1, 2, 3] for order in screened[:3])
+    assert len({tuple(order) for order in screened[:3]}) > 1
+    assert all(0 in order and len(set(order)) == 2 for order in confirmed)
+    assert len({tuple(order) for order in confirmed}) == 2
+
+
+def test_a_clearly_slower_setting_is_tried_once() -> None:
+    """Leave out after one round what takes twice as long."""
+    tuning = simulate([1.0, 0.5, 1.0, 1.05], NOISES["lognormal"])
+    assert Counter(block.setting for block in tuning.blocks)[1] == 1
+
+
+@pytest.mark.parametrize(("step_ms", "steps"), [(2.0, 60), (5.0, 38), (20.0, 8), (100.0, 3), (5000.0, 3)])
+def test_blocks_of_fast_steps_are_longer(step_ms: float, steps: int) -> None:
+    """Keep a block's end of about 3 ms small beside the block."""
+    tuning = simulate([1.0, 1.2], Noise(), step_ms=step_ms)
+    assert {block.steps for block in tuning.blocks[1:]} == {steps}
+    assert tuning.ending == "decided"
+
+
+def test_few_steps_make_short_blocks() -> None:
+    """Divide a small limit into many blocks, although their ends cost more of it then."""
+    tuning = simulate([1.0] * 8, NOISES["lognormal"], step_ms=5.0, max_steps=200)
+    assert tuning.blocks[1].steps == FEWEST_STEPS
+
+
+# ------------------------------------------------------------------------------------------------------ the limits
+
+
+@pytest.mark.parametrize("max_steps", [0, 1, 9, 10, 37, 100, 200, 1000])
+@pytest.mark.parametrize("noise", ["quiet", "all"])
+def test_no_limit_of_steps_is_exceeded(max_steps: int, noise: str) -> None:
+    """End within the limit and leave more than half of it to the fresh blocks."""
+    tuning = simulate([1.0] * 10, NOISES[noise], max_steps=max_steps)
+    assert tuning.steps <= max_steps
+    assert tuning.ending in {"steps", "decided"}
+    screening = [block for block in tuning.blocks if block.phase == SWEEP]
+    assert steps_of(screening[2:]) <= 0.4 * max_steps
+    if max_steps >= 100:
+        assert steps_of(tuning.blocks) > 2 * steps_of(screening) or tuning.ending == "decided"
+
+
+@pytest.mark.parametrize("time_limit_s", [-1.0, 0.0, 0.5, 5.0, 30.0])
+def test_no_limit_of_time_is_exceeded(time_limit_s: float) -> None:
+    """End within the time except for the first block, whose time nobody knows."""
+    tuning = simulate([1.0] * 10, NOISES["lognormal"], time_limit_s=time_limit_s)
+    assert 0.1 * steps_of(tuning.blocks[1:]) <= 1.1 * max(time_limit_s, 0)
+    assert tuning.ending == "time"
+    screening = [block for block in tuning.blocks if block.phase == SWEEP]
+    assert 0.1 * steps_of(screening[2:]) <= 0.45 * max(time_limit_s, 0)
+
+
+def test_a_tuning_without_limits_ends() -> None:
+    """End after 2000 steps or the last look, however near the margin a gain is."""
+    tunings = simulate_many([1.0, 1 + MARGIN], NOISES["all"], 8)
+    assert {one.ending for one in tunings} <= {"steps", "rounds", "decided"}
+    assert {one.ending for one in tunings} & {"steps", "rounds"}
+    assert max(one.steps for one in tunings) <= 2000
+
+
+def test_the_last_look_ends_a_tuning() -> None:
+    """End with "rounds" where steps and time are left but no look is."""
+    tuning = simulate([1.0, 1.02], NOISES["lognormal"], max_steps=STEPS)
+    assert tuning.ending == "rounds"
+    assert len(tuning.speedups[1]) == LIVE_LOOKS[-1]
+
+
+# ------------------------------------------------------------------------------------------ settings that are safe
+
+
+def test_the_best_safe_setting_is_confirmed_too() -> None:
+    """Confirm the fastest of all and the fastest that leaves learning as it is, at the level of two alternatives."""
+    settings = make_settings(3, make_training_case("fp16", cap="1"), make_training_case("fp16", cap="2"))
+    tuning = simulate([1.0, 1.15, 1.0, 1.3, 1.6], NOISES["lognormal"], settings=settings)
+    assert tuning.faster == [1, 4]
+    assert tuning.level == live_level_of(2) == pytest.approx(1 - 0.05 / 12)
+    assert len(tuning.speedups[4]) == fewest_launches(tuning.level)
+
+
+def test_a_safe_setting_without_gain_is_not_confirmed() -> None:
+    """Confirm only the fastest where buckets gain nothing."""
+    settings = make_settings(3, make_training_case("fp16", cap="1"))
+    tuning = simulate([1.0, 0.9, 0.8, 1.3], NOISES["quiet"], settings=settings)
+    assert list(tuning.speedups) == [3]
+    assert tuning.level == live_level_of(1)
+
+
+def test_a_safe_setting_gets_one_more_look_when_the_best_is_decided() -> None:
+    """End soon after the fastest is found, although the gain of the other lies at the margin."""
+    settings = make_settings(2, make_training_case("fp16", cap="1"))
+    tuning = simulate([1.0, 1.025, 1.5], NOISES["lognormal"], settings=settings)
+    assert tuning.ending == "decided"
+    assert {one: len(speedups) for one, speedups in tuning.speedups.items()} == {1: LIVE_LOOKS[1], 2: 9}
+
+
+def test_a_safe_best_setting_is_confirmed_alone() -> None:
+    """Confirm one setting where the fastest of all leaves learning as it is."""
+    settings = make_settings(3, make_training_case("fp16", cap="1"))
+    tuning = simulate([1.0, 1.4, 1.0, 1.1], NOISES["lognormal"], settings=settings)
+    assert tuning.faster == list(tuning.speedups) == [1]
+
+
+# -------------------------------------------------------------------------------------- blocks that cannot be used
+
+
+def begin(count: int = 4) -> tuple[Experiment, Block]:
+    """Return an experiment after its first block, and the second block."""
+    experiment = Experiment(make_settings(count), seed=1, max_steps=None)
+    first = experiment.next_block(0, None)
+    assert first is not None
+    experiment.add(first, [100.0] * first.steps)
+    block = experiment.next_block(10, None)
+    assert block is not None
+    return experiment, block
+
+
+@pytest.mark.parametrize("steps_ms", [[], [100.0]])
+def test_a_disturbed_block_is_repeated(steps_ms: list[float]) -> None:
+    """Train it again if fewer than half of its steps count."""
+    experiment, block = begin()
+    experiment.add(block, steps_ms)
+    assert experiment.next_block(15, None) == block
+    experiment.add(block, [100.0, 100.0])
+    assert experiment.next_block(20, None) != block
+
+
+def test_a_setting_that_is_always_disturbed_is_left_out() -> None:
+    """Go on with the others after a few tries."""
+    experiment, block = begin()
+    for _ in range(MOST_TRIES):
+        assert experiment.next_block(15, None) == block
+        experiment.add(block, [])
+    following = experiment.next_block(20, None)
+    assert following is not None
+    assert following.setting != block.setting
+
+
+def test_a_baseline_that_is_always_disturbed_ends_the_tuning() -> None:
+    """Compare nothing without it."""
+    experiment = Experiment(make_settings(3), seed=1, max_steps=None)
+    for _ in range(MOST_TRIES):
+        block = experiment.next_block(0, None)
+        assert block == Block(0, SWEEP, FIRST_STEPS)
+        experiment.add(block, [])
+    assert experiment.next_block(0, None) is None
+    assert experiment.ending == "nothing"
+
+
+def test_a_setting_left_out_never_returns() -> None:
+    """Ignore its block, and try it no more."""
+    experiment, block = begin()
+    experiment.leave_out(block.setting)
+    experiment.add(block, [1.0] * block.steps)
+    tried = set()
+    while following := experiment.next_block(20, None):
+        tried.add(following.setting)
+        experiment.add(following, [100.0] * following.steps)
+    assert tried == {0, 1, 2, 3} - {block.setting}
+    assert experiment.ending == "decided"
+
+
+def test_a_tuning_whose_alternatives_are_all_left_out_ends() -> None:
+    """Say that there is nothing to compare, in the screening and among fresh blocks."""
+    experiment, _ = begin()
+    for setting in (1, 2, 3):
+        experiment.leave_out(setting)
+    assert (experiment.next_block(20, None), experiment.ending) == (None, "nothing")
+    experiment, block = begin(2)
+    while block.phase != CONFIRM:
+        experiment.add(block, [100.0] * block.steps)
+        block = experiment.next_block(20, None) or block
+    experiment.leave_out(1)
+    assert (experiment.next_block(20, None), experiment.ending) == (None, "nothing")
+
+
+def test_one_setting_is_nothing_to_compare() -> None:
+    """End at once where there is only the script's own setting."""
+    experiment = Experiment(make_settings(1), seed=0, max_steps=None)
+    assert (experiment.next_block(0, None), experiment.ending) == (None, "nothing")
+
+
+def test_ranks_import_the_experiment_without_heavy_libraries() -> None:
+    """Load neither torch nor scipy nor pandas."""
+    code = (
+        "import sys, commbench.tuner.experiment; "
+        "print([name for name in ('torch', 'scipy', 'pandas', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
