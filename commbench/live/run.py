@@ -31,7 +31,7 @@ from commbench.tuner.decision import recommend
 #: Name of the stage of every launch.
 STAGE = "live"
 #: Endings that need no more blocks; the others cut the tuning, see `commbench.tuner.experiment.Experiment.ending`.
-ENDINGS_IN_ORDER = frozenset({"decided", "rounds", "nothing"})
+ENDINGS_IN_ORDER = frozenset({"decided", "undecided", "nothing"})
 #: Seconds that the end of the process waits for the writer.
 PATIENCE_S = 20.0
 #: Why a tuning ended, where its ending alone says it.

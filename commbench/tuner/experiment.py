@@ -43,7 +43,7 @@ MOST_TRIES = 5
 #: Limits where nobody gives any: the larger of these steps and the steps that fit into these seconds.
 OWN_STEPS, OWN_SECONDS = 2000, 60.0
 
-Ending = Literal["decided", "steps", "time", "rounds", "nothing"]
+Ending = Literal["decided", "undecided", "steps", "time", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -109,15 +109,17 @@ class _Screening(_Stage):
         """Drop the alternatives that are clearly behind and, after some rounds, the slower half."""
         if self.rounds:
             behind = self._behind()
-            safe = self._best_of([one for one in self.candidates if one in self._safe], behind, 0.0)
+            safe = self._best_of([setting for setting in self.candidates if setting in self._safe], behind, 0.0)
             leader = max(map(self.median_speedup, safe), default=0.0)
-            others = self._best_of([one for one in self.candidates if one not in self._safe], behind, leader)
+            others = self._best_of(
+                [setting for setting in self.candidates if setting not in self._safe], behind, leader
+            )
             self.candidates = [*safe, *others]
 
     def _best_of(self, candidates: Sequence[int], behind: float, leader: float) -> list[int]:
         ranked = sorted(candidates, key=self.median_speedup, reverse=True)
         best = max([leader, *map(self.median_speedup, ranked[:1])])
-        near = [one for one in ranked if self.median_speedup(one) * math.exp(behind) >= best]
+        near = [setting for setting in ranked if self.median_speedup(setting) * math.exp(behind) >= best]
         return near[: math.ceil(len(ranked) / 2)] if self.rounds in HALVINGS else near
 
     def _behind(self) -> float:
@@ -133,9 +135,9 @@ class _Screening(_Stage):
         return min(BEHIND, BEHIND_ERRORS * math.sqrt(variance / self.rounds))
 
     def next_round(self) -> list[int]:
-        """Return the settings of the next round; none when the finalists are certain enough."""
+        """Return the settings of the next round; none when the finalists are chosen."""
         if self.rounds:
-            safe = sum(one in self._safe for one in self.candidates)
+            safe = sum(setting in self._safe for setting in self.candidates)
             has_chosen = max(safe, len(self.candidates) - safe) <= 1
             if has_chosen or self.rounds >= HALVINGS[-1] or self._behind() < math.log1p(MARGIN):
                 return []
@@ -143,9 +145,9 @@ class _Screening(_Stage):
 
     def finalists(self) -> list[int]:
         """Return the best of all and, if that is another and gains anything, the best that leaves learning as it is."""
-        measured = [one for one in self.candidates if self.speedups(one)]
+        measured = [setting for setting in self.candidates if self.speedups(setting)]
         ranked = sorted(measured, key=self.median_speedup, reverse=True)
-        safe = [one for one in ranked if one in self._safe and self.median_speedup(one) > 1]
+        safe = [setting for setting in ranked if setting in self._safe and self.median_speedup(setting) > 1]
         return list(dict.fromkeys([*ranked[:1], *safe[:1]]))
 
 
@@ -173,8 +175,8 @@ class _Confirmation(_Stage):
 
     def look(self) -> None:
         """Drop each finalist whose interval lies on one side of the margin."""
-        self._verdicts |= {one: judge(self.speedup(one)) for one in self.candidates}
-        undecided = [one for one in self.candidates if self._verdicts[one] == "inconclusive"]
+        self._verdicts |= {setting: judge(self.speedup(setting)) for setting in self.candidates}
+        undecided = [setting for setting in self.candidates if self._verdicts[setting] == "inconclusive"]
         if self._is_best_faster and self._best in self.candidates:
             # The best of all can be used. The other finalist gets one more look.
             self._last_look = min((look for look in self._looks if look > self.rounds), default=self.rounds)
@@ -186,7 +188,7 @@ class _Confirmation(_Stage):
         if self._is_best_faster:
             return "decided"
         if self.candidates:
-            return "rounds"
+            return "undecided"
         return "decided" if any(verdict != "inconclusive" for verdict in self._verdicts.values()) else "nothing"
 
     @property
@@ -211,6 +213,7 @@ class _Limits:
 
     def __init__(self, max_steps: int | None) -> None:
         self._max_steps = max_steps
+        self._is_own = False
         self._made_steps = 0
         self._remaining_s: float | None = None
         self._total_s: float | None = None
@@ -223,6 +226,7 @@ class _Limits:
     def set_own(self, step_ms: float) -> None:
         """Limit the steps if nobody else limits steps or time."""
         if self._max_steps is None and self._remaining_s is None:
+            self._is_own = True
             self._max_steps = max(OWN_STEPS, round(OWN_SECONDS * 1e3 / step_ms))
 
     def left_steps(self, step_ms: float) -> float:
@@ -234,7 +238,7 @@ class _Limits:
     def exceeded(self, steps: int, step_ms: float) -> Ending | None:
         """Return the limit that so many steps would exceed; None: none."""
         if self._max_steps is not None and self._made_steps + steps > self._max_steps:
-            return "steps"
+            return "undecided" if self._is_own else "steps"
         return "time" if self.left_steps(max(step_ms, 1e-9)) < steps else None
 
     def share_after(self, steps: int, step_ms: float) -> float:
@@ -274,8 +278,8 @@ class Experiment:
     def ending(self) -> str:
         """Why the experiment is over; empty while it goes on.
 
-        ``decided``; ``steps`` or ``time``: this limit is reached; ``rounds``: the last look decided nothing;
-        ``nothing``: there is nothing to compare.
+        ``decided``; ``steps`` or ``time``: the given limit is reached; ``undecided``: the experiment's own limit of
+        steps or of looks is reached; ``nothing``: there is nothing to compare.
         """
         return self._ending or ""
 
@@ -336,8 +340,8 @@ class Experiment:
     def leave_out(self, setting: int) -> None:
         """Leave out a setting that cannot be trained; without the baseline the experiment is over."""
         self._tries = 0
-        self._queue = [one for one in self._queue if one != setting]
-        self._stage.candidates = [one for one in self._stage.candidates if one != setting]
+        self._queue = [number for number in self._queue if number != setting]
+        self._stage.candidates = [number for number in self._stage.candidates if number != setting]
         if setting == 0:
             self._end("nothing")
         elif not self._stage.candidates:
@@ -370,7 +374,7 @@ class Experiment:
             self._end("nothing")
 
     def _end(self, ending: Ending) -> None:
-        if isinstance(self._stage, _Confirmation) and ending in {"steps", "time"}:
+        if isinstance(self._stage, _Confirmation):
             self._stage.look()
             ending = "decided" if self._stage.ending == "decided" else ending
         self._ending, self._queue = ending, []

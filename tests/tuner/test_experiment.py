@@ -78,7 +78,7 @@ class Tuning:
     @property
     def faster(self) -> list[int]:
         """Finalists that call for a change."""
-        return [one for one, interval in self.intervals.items() if interval and interval.low > 1 + MARGIN]
+        return [setting for setting, interval in self.intervals.items() if interval and interval.low > 1 + MARGIN]
 
     @property
     def verdict(self) -> str:
@@ -95,7 +95,7 @@ def steps_of(blocks: Sequence[Block]) -> int:
 
 
 def make_settings(count: int, *hooked: TrainingCase) -> list[TrainingCase]:
-    """Return so many settings without a hook, and those with one."""
+    """Return ``count`` settings without a hook, then those with a hook."""
     return [*(make_training_case(cap=str(cap)) for cap in range(1, count + 1)), *hooked]
 
 
@@ -131,7 +131,7 @@ def simulate(
 
 
 def simulate_many(speedups: Sequence[float], noise: Noise, runs: int, **conditions: float | None) -> list[Tuning]:
-    """Tune so many trainings."""
+    """Tune ``runs`` trainings, each with its own noise."""
     return [simulate(speedups, noise, seed=seed, **conditions) for seed in range(runs)]
 
 
@@ -148,39 +148,43 @@ def rounds_of(blocks: Sequence[Block], size: int) -> list[list[int]]:
 def test_equal_settings_seldom_call_for_a_change(noise: str) -> None:
     """Say "change" of twelve equal settings in at most 5 % of 200 tunings."""
     tunings = simulate_many([1.0] * 12, NOISES[noise], repetitions(200))
-    changes = sum(one.verdict == "change" for one in tunings) / len(tunings)
+    changes = sum(tuning.verdict == "change" for tuning in tunings) / len(tunings)
     assert changes <= 0.05
 
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_a_gain_of_just_the_margin_seldom_calls_for_a_change(noise: str) -> None:
-    """Err in at most 5 % of the tunings where all looks and both sides of the margin are as likely."""
+    """Say "change" in at most 5 % of the tunings although they look several times."""
     runs = 200
     tunings = simulate_many([1.0, 1 + MARGIN], NOISES[noise], repetitions(runs))
-    changes = sum(one.verdict == "change" for one in tunings) / len(tunings)
+    changes = sum(tuning.verdict == "change" for tuning in tunings) / len(tunings)
     assert changes <= 0.05 + slack(0.05, runs)
 
 
 @pytest.mark.parametrize(("gain", "least"), [(1.05, 0.8), (1.1, 0.95), (1.3, 1.0)])
 def test_gains_are_found(gain: float, least: float) -> None:
-    """Find the one of eight settings that is faster, where steps differ by 5 %."""
+    """Find the only faster setting of eight where steps differ by 5 %."""
     runs = 100
     tunings = simulate_many([1, 1, 1, gain, 1, 1, 1, 1], NOISES["lognormal"], repetitions(runs))
-    assert sum(one.faster == [3] for one in tunings) / len(tunings) >= least - slack(least, runs)
+    assert sum(tuning.faster == [3] for tuning in tunings) / len(tunings) >= least - slack(least, runs)
 
 
 @pytest.mark.parametrize("settings", [6, 10])
 def test_a_large_gain_is_decided_within_200_steps(settings: int) -> None:
     """Decide on a gain of 1.3 in 200 steps or fewer in nine of ten tunings, without any limit."""
     tunings = simulate_many([1.0, 1.3, *[1.0] * (settings - 2)], NOISES["lognormal"], repetitions(100))
-    quick = [one for one in tunings if one.ending == "decided" and one.verdict == "change" and one.steps <= 200]
+    quick = [
+        tuning
+        for tuning in tunings
+        if tuning.ending == "decided" and tuning.verdict == "change" and tuning.steps <= 200
+    ]
     assert len(quick) >= 0.9 * len(tunings)
 
 
 def test_intervals_hold_the_true_speedup() -> None:
-    """Hold it in 95 of 100 tunings, whatever number of looks they took."""
+    """Contain the true speedup in 95 of 100 tunings, however many looks they took."""
     tunings = simulate_many([1.0, 1.06], NOISES["all"], repetitions(200))
-    intervals = [one.intervals[1] for one in tunings]
+    intervals = [tuning.intervals[1] for tuning in tunings]
     held = sum(interval is not None and interval.low <= 1.06 <= interval.high for interval in intervals)
     assert held >= 0.95 * len(tunings)
 
@@ -215,10 +219,12 @@ def test_operating_characteristics() -> None:
             tunings = [
                 simulate(speedups, noise, seed=seed, settings=settings, max_steps=max_steps) for seed in range(runs)
             ]
-            best = sum(any(speedups[one] == max(speedups) for one in t.faster) for t in tunings) / runs
-            verdicts = Counter(t.verdict for t in tunings)
-            widths = [i.half_width for t in tunings for i in list(t.intervals.values())[:1] if i]
-            steps = np.quantile([t.steps for t in tunings], [0.5, 0.9])
+            best = (
+                sum(any(speedups[setting] == max(speedups) for setting in tuning.faster) for tuning in tunings) / runs
+            )
+            verdicts = Counter(tuning.verdict for tuning in tunings)
+            widths = [interval.half_width for tuning in tunings for interval in tuning.intervals.values() if interval]
+            steps = np.quantile([tuning.steps for tuning in tunings], [0.5, 0.9])
             is_bad = verdicts["change"] > 0.05 * runs if max(speedups) == 1 else best < least
             failed |= is_bad
             lines.append(
@@ -244,8 +250,8 @@ def test_every_round_has_the_baseline_and_an_order_of_its_own() -> None:
     """Shuffle each round of the screening and of the fresh blocks; begin with the baseline, in a longer block."""
     tuning = simulate([1.0] * 4, NOISES["lognormal"], max_steps=600)
     assert tuning.blocks[0] == Block(0, SWEEP, FIRST_STEPS)
-    screened = rounds_of([one for one in tuning.blocks if one.phase == SWEEP], 4)
-    confirmed = rounds_of([one for one in tuning.blocks if one.phase == CONFIRM], 2)
+    screened = rounds_of([block for block in tuning.blocks if block.phase == SWEEP], 4)
+    confirmed = rounds_of([block for block in tuning.blocks if block.phase == CONFIRM], 2)
     assert all(sorted(order) == [0, 1, 2, 3] for order in screened[:3])
     assert len({tuple(order) for order in screened[:3]}) > 1
     assert all(0 in order and len(set(order)) == 2 for order in confirmed)
@@ -253,7 +259,7 @@ def test_every_round_has_the_baseline_and_an_order_of_its_own() -> None:
 
 
 def test_a_clearly_slower_setting_is_tried_once() -> None:
-    """Leave out after one round what takes twice as long."""
+    """Leave out a setting after one round if its steps take twice as long."""
     tuning = simulate([1.0, 0.5, 1.0, 1.05], NOISES["lognormal"])
     assert Counter(block.setting for block in tuning.blocks)[1] == 1
 
@@ -301,15 +307,15 @@ def test_no_limit_of_time_is_exceeded(time_limit_s: float) -> None:
 def test_a_tuning_without_limits_ends() -> None:
     """End after 2000 steps or the last look, however near the margin a gain is."""
     tunings = simulate_many([1.0, 1 + MARGIN], NOISES["all"], 8)
-    assert {one.ending for one in tunings} <= {"steps", "rounds", "decided"}
-    assert {one.ending for one in tunings} & {"steps", "rounds"}
-    assert max(one.steps for one in tunings) <= 2000
+    assert {tuning.ending for tuning in tunings} <= {"undecided", "decided"}
+    assert "undecided" in {tuning.ending for tuning in tunings}
+    assert max(tuning.steps for tuning in tunings) <= 2000
 
 
 def test_the_last_look_ends_a_tuning() -> None:
-    """End with "rounds" where steps and time are left but no look is."""
+    """Stay undecided where steps and time are left but no look is."""
     tuning = simulate([1.0, 1.02], NOISES["lognormal"], max_steps=STEPS)
-    assert tuning.ending == "rounds"
+    assert tuning.ending == "undecided"
     assert len(tuning.speedups[1]) == LIVE_LOOKS[-1]
 
 
@@ -338,7 +344,7 @@ def test_a_safe_setting_gets_one_more_look_when_the_best_is_decided() -> None:
     settings = make_settings(2, make_training_case("fp16", cap="1"))
     tuning = simulate([1.0, 1.025, 1.5], NOISES["lognormal"], settings=settings)
     assert tuning.ending == "decided"
-    assert {one: len(speedups) for one, speedups in tuning.speedups.items()} == {1: LIVE_LOOKS[1], 2: 9}
+    assert {setting: len(speedups) for setting, speedups in tuning.speedups.items()} == {1: LIVE_LOOKS[1], 2: 9}
 
 
 def test_a_safe_best_setting_is_confirmed_alone() -> None:
