@@ -9,10 +9,11 @@ if TYPE_CHECKING:
     from commbench.ddp.plan.workload import Workload
     from commbench.ddp.recording import record_gradients
     from commbench.engine.records import Record
+    from commbench.live.adopt import autotune
     from commbench.results import load_run
 
 __version__ = "0.1.0"
-__all__ = ["Case", "Record", "Sweep", "Workload", "compare", "load_run", "record_gradients"]
+__all__ = ["Case", "Record", "Sweep", "Workload", "autotune", "compare", "load_run", "record_gradients"]
 
 #: The module of each name; loaded on first use, so that every import of a part of commbench stays light.
 _MODULES = {
@@ -20,6 +21,7 @@ _MODULES = {
     "Record": "engine.records",
     "Sweep": "collectives.cases",
     "Workload": "ddp.plan.workload",
+    "autotune": "live.adopt",
     "compare": "analysis.comparison",
     "load_run": "results",
     "record_gradients": "ddp.recording",

@@ -28,15 +28,12 @@ from commbench.cli.train import (
 from commbench.ddp.plan.cases import canonical_cap
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError, check_choice
-from commbench.hooks.registry import HOOKS, parse_hook
 from commbench.launch.probe import probe_workload
+from commbench.live.options import AUTO, checked_hooks
 from commbench.results import load_run
 from commbench.stats.budgets import TUNING_BUDGETS, TuningBudget
-from commbench.tuner.decision import INSTRUMENTS
 from commbench.tuner.stages import TuningPlan
 
-#: All bucket sizes with different layouts.
-AUTO = "auto"
 #: Fewest steps of a block: 3 untimed ones, and 3 for a median.
 FEWEST_STEPS = 6
 
@@ -96,7 +93,7 @@ def tune(
     check_counts({"--steps": steps, "--threads": threads, "--batch": batch, "--confirm-launches": confirm_launches})
     if steps is not None and steps < FEWEST_STEPS:
         raise InputError(f"--steps {steps} was asked for; the first 3 are not timed, so give at least {FEWEST_STEPS}.")
-    chosen, hooks, caps = _find_budget(budget), _hooks(allow), _caps(bucket_cap_mb)
+    chosen, hooks, caps = _find_budget(budget), checked_hooks(split_names(allow) or ()), _caps(bucket_cap_mb)
     asked = check_training_backend(backend)
     allowed = check_accuracy_loss(max_accuracy_loss)
 
@@ -165,21 +162,6 @@ def known_facts(settings: Settings, workload: str, batch: int | None) -> Workloa
 def _find_budget(name: str) -> TuningBudget:
     check_choice("budget", name, TUNING_BUDGETS)
     return TUNING_BUDGETS[name]
-
-
-def _hooks(allow: str) -> list[str]:
-    """The hooks of ``--allow`` as ``--hook`` takes them.
-
-    Raises:
-        InputError: an unknown hook, or one that only measures.
-    """
-    hooks = [HOOKS[name].usual if name in HOOKS else name for name in split_names(allow) or ()]
-    for hook in hooks:
-        if parse_hook(hook)["hook"] in INSTRUMENTS:
-            raise InputError(
-                f"--allow {hook} is never recommended, because it sends the same as DDP without a hook; leave it out."
-            )
-    return hooks
 
 
 def _caps(text: str) -> list[str]:

@@ -21,11 +21,8 @@ T = TypeVar("T")
 GIVEN_UP_S = 0.1
 
 
-class Control(Protocol):
-    """What the engine asks of a control plane.
-
-    All ranks together call every method but `exchange`, `send_int` and `receive_int`.
-    """
+class Assembly(Protocol):
+    """Ranks that tell each other values; all of them call each method together."""
 
     rank: int
     size: int
@@ -35,6 +32,13 @@ class Control(Protocol):
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value, on every rank."""
+
+
+class Control(Assembly, Protocol):
+    """What the engine asks of a control plane.
+
+    All ranks together call every method but `exchange`, `send_int` and `receive_int`.
+    """
 
     def broadcast_int(self, value: int, *, patient: bool = False) -> int:
         """As `broadcast` for one 64-bit integer, as fast as the transport allows: it carries start instants.
@@ -61,7 +65,7 @@ class Control(Protocol):
         """Leave cleanly, all ranks together."""
 
 
-def gather_everywhere(control: Control, value: T) -> list[T]:
+def gather_everywhere(control: Assembly, value: T) -> list[T]:
     """Every rank's value, by rank, on every rank."""
     gathered: list[T] | None = control.broadcast(control.gather(value))
     assert gathered is not None  # noqa: S101 - rank 0 always holds the list

@@ -151,6 +151,10 @@ class Hook(ABC):
         self.clock = clock_of(ddp_model)
         return self
 
+    def follow(self, ddp_model: DistributedDataParallel) -> None:
+        """Serve another DDP object, which has taken over the reducer that the hook was registered on."""
+        self._model = weakref.ref(ddp_model)
+
     def _check_model(self, ddp_model: object) -> None:
         if not isinstance(ddp_model, DistributedDataParallel):
             raise InputError(

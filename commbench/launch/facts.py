@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import commbench
 from commbench.collectives.backends import MPI_BACKENDS
-from commbench.engine.control import Control, gather_everywhere
+from commbench.engine.control import Assembly, gather_everywhere
 from commbench.errors import InputError
 from commbench.launch.events import Session
 from commbench.launch.launchers import EMULATED
@@ -79,13 +79,13 @@ def are_crowded(places: Sequence[Place]) -> bool:
     return any(len(group) > len({cpu for place in group for cpu in place.cpus}) for group in machines.values())
 
 
-def gather_places(control: Control) -> list[Place]:
+def gather_places(control: Assembly) -> list[Place]:
     """Return every rank's place, by rank, on every rank."""
     return gather_everywhere(control, own_place(control.rank))
 
 
 def collect_session(
-    control: Control,
+    control: Assembly,
     places: Sequence[Place],
     communicators: Mapping[str, Carrier],
     variables: Mapping[str, str],
@@ -262,7 +262,7 @@ class Software:
     """Versions by name: of all packages on the lowest rank of each host, elsewhere of what is loaded anyway."""
 
 
-def refuse_unlike_software(control: Control) -> str:
+def refuse_unlike_software(control: Assembly) -> str:
     """Return why the ranks' software does not match, the same on every rank; empty if it does. Collective."""
     hosts = gather_everywhere(control, socket.gethostname())
     versions = _running(control)
@@ -272,7 +272,7 @@ def refuse_unlike_software(control: Control) -> str:
     return describe_differences(gather_everywhere(control, own))
 
 
-def _running(control: Control) -> dict[str, str]:
+def _running(control: Assembly) -> dict[str, str]:
     """Return the versions of what is loaded: cheap, so that every rank of a host can state them."""
     library = getattr(control, "library", None)
     mpi = {"MPI library": library()} if library else {}

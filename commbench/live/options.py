@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from commbench.errors import InputError
+from commbench.hooks.registry import HOOKS, parse_hook
 from commbench.schema import JsonObject, read_as
 
 #: The environment variable that holds `LiveOptions` as JSON in every process of the training.
@@ -64,3 +66,18 @@ class LiveOptions:
             raise InputError(
                 f"{VARIABLE} holds {text[:60]!r}, which commbench tune did not write ({error})."
             ) from error
+
+
+def checked_hooks(names: Iterable[str]) -> list[str]:
+    """Return hooks that may be recommended as ``--hook`` takes them: a bare name gets its usual number.
+
+    Raises:
+        InputError: an unknown hook, or one that only measures.
+    """
+    hooks = [HOOKS[name].usual if name in HOOKS else name for name in names]
+    for hook in hooks:
+        if HOOKS[parse_hook(hook)["hook"]].is_instrument:
+            raise InputError(
+                f"--allow {hook} is never recommended, because it sends the same as DDP without a hook; leave it out."
+            )
+    return hooks

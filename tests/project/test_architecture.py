@@ -28,6 +28,7 @@ LATE_IMPORTS = {
     ("launch.probe", "backends.mpi_control"): "starts MPI",
     ("launch.rank", "ddp.devices"): "a rank that measures collectives loads no torch",
     ("launch.rank", "ddp.session"): "a rank that measures collectives loads no torch",
+    ("live.session", "live.director"): "only rank 0 decides and writes",
     ("report.page.writing", "report.figures"): "printing a table draws no figure",
 }
 #: Libraries that may be imported inside functions, each with the reason.

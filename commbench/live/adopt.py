@@ -1,0 +1,149 @@
+"""Tunes the DDP models of a process: those that `commbench.live.attach` learns of, or one that a script names."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.ddp.plan.cases import canonical_cap
+from commbench.errors import InputError
+from commbench.live.options import AUTO, LiveOptions, Then, checked_hooks
+from commbench.live.session import LiveTuning
+from commbench.results.recommendation import Choice, Recommendation
+
+#: Libraries that make DDP objects for a script, the outermost first.
+FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate")
+
+
+def adopt(ddp_model: DistributedDataParallel, options: LiveOptions) -> None:
+    """Tune the model from its first training forward pass on; the tuning of another model ends there."""
+    _Queue.of(options).add(ddp_model, _framework())
+
+
+def autotune(
+    ddp_model: DistributedDataParallel,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    bucket_cap_mb: str | Sequence[str | float] = AUTO,
+    allow: Sequence[str] = ("none",),
+    steps: int | None = None,
+    time_limit: float | None = None,
+    then: Then = "go-on",
+    workload: str = "",
+    seed: int = 0,
+) -> Tuning:
+    """Find the best bucket size of a DDP model while it trains, and train on with it.
+
+    ::
+
+        model = DistributedDataParallel(model)
+        tuning = commbench.autotune(model, out="results/mine")
+        for batch in loader:  # the script's own loop, unchanged
+            ...
+
+    Call it on all ranks, before the first step. Short blocks of steps use one setting each; parameters end as without
+    tuning as long as ``allow`` names no hook. Whatever fails, the training goes on.
+
+    Args:
+        ddp_model: the model, inside DDP.
+        out: the run directory; default: ``results/tune-NAME`` in the working directory. Rank 0 writes it.
+        bucket_cap_mb: MiB such as ``25``, ``default``, or lists such as ``1+5+25``; ``auto``: one for each different
+            layout of the model's buckets.
+        allow: hooks to try, as ``commbench train --hook`` takes them; ``none`` is DDP without a hook.
+        steps: optimiser steps after which tuning ends; None: when it is decided.
+        time_limit: seconds after which tuning ends; None: no limit.
+        then: ``go-on`` trains on with the best setting; ``stop`` ends all ranks with exit code 0 after the decision.
+        workload: name of the training; default: that of the script.
+        seed: of the order of blocks.
+
+    Raises:
+        InputError: the model is not inside DDP, or an argument is not understood.
+    """
+    if not isinstance(ddp_model, DistributedDataParallel):
+        raise InputError(
+            f"autotune was given a {type(ddp_model).__name__}: give it the DistributedDataParallel object you train."
+        )
+    if then not in ("go-on", "stop"):
+        raise InputError(f"then={then!r} is not known; choose go-on or stop.")
+    caps = [bucket_cap_mb] if isinstance(bucket_cap_mb, str) else list(bucket_cap_mb)
+    name = workload or Path(sys.argv[0]).name or type(ddp_model.module).__name__
+    options = LiveOptions(
+        out=str(Path(out if out is not None else f"results/tune-{Path(name).stem}").absolute()),
+        workload=name,
+        bucket_cap_mb=() if caps == [AUTO] else tuple(canonical_cap(str(cap)) for cap in caps),
+        allow=tuple(checked_hooks(allow)),
+        steps=steps,
+        time_limit_s=time_limit,
+        then=then,
+        seed=seed,
+        argv=tuple(sys.argv),
+    )
+    return Tuning(LiveTuning(ddp_model, options))
+
+
+class Tuning:
+    """The tuning that `autotune` has begun."""
+
+    def __init__(self, tuning: LiveTuning) -> None:
+        self._tuning = tuning
+
+    @property
+    def done(self) -> bool:
+        """Whether tuning is over."""
+        return self._tuning.is_over
+
+    @property
+    def recommendation(self) -> Recommendation | None:
+        """The conclusion, on every rank; None before it, and if there is none."""
+        return self._tuning.recommendation
+
+    @property
+    def best(self) -> Choice | None:
+        """The best setting; None before the conclusion."""
+        found = self.recommendation
+        return found.best if found else None
+
+
+def _framework() -> str:
+    """Return the library that makes the DDP object now, from the functions under way; empty: the script itself."""
+    frame, packages = inspect.currentframe(), set()
+    while frame is not None:
+        packages.add(str(frame.f_globals.get("__name__", "")).partition(".")[0])
+        frame = frame.f_back
+    return next((name for name in FRAMEWORKS if name in packages), "").removeprefix("pytorch_")
+
+
+class _Queue:
+    """The tunings of this process under one set of options: one at a time, in the order in which models train."""
+
+    _queues: dict[LiveOptions, _Queue] = {}  # noqa: RUF012 - one for the process
+
+    @classmethod
+    def of(cls, options: LiveOptions) -> _Queue:
+        """Return the queue of these options."""
+        return cls._queues.setdefault(options, cls(options))
+
+    def __init__(self, options: LiveOptions) -> None:
+        self._options = options
+        self._current: LiveTuning | None = None
+        """The tuning whose model trains."""
+        self._runs = 0
+        """Run directories that were begun."""
+
+    def add(self, ddp_model: DistributedDataParallel, framework: str) -> None:
+        """Begin to tune the model at its first training forward pass."""
+        LiveTuning(ddp_model, self._options, framework=framework, on_begin=self._begin)
+
+    def _begin(self, tuning: LiveTuning) -> None:
+        if self._current is not None:
+            self._current.release("another DDP model of the script trains", restores=True)
+            self._runs += self._current.has_run
+        if self._runs:
+            tuning.options = dataclasses.replace(self._options, out=f"{self._options.out}-{self._runs + 1}")
+        self._current = tuning

@@ -1,0 +1,218 @@
+"""Rank 0's part of a live tuning: plans blocks, keeps their records, concludes, and tells people."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.ddp.plan.cases import CONFIRM, TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.live.instructions import Instruction, Order, say
+from commbench.live.options import LiveOptions
+from commbench.live.run import LiveFacts, LiveRun
+from commbench.live.settings import settings_of
+from commbench.results.recommendation import Choice, Recommendation, setting_of
+from commbench.tuner.experiment import UNTIMED, Block, Experiment
+from commbench.units import counted
+
+#: A step is disturbed if the gap behind its optimiser exceeds the usual gap by this factor and by this share of a step.
+GAP_FACTOR, GAP_SHARE = 3.0, 0.1
+
+
+class Director:
+    """Decides what every rank trains next.
+
+    Args:
+        ddp_model: the script's model.
+        options: what may be tried, and where results go.
+        original: the script's own setting.
+        facts: of the training.
+
+    Raises:
+        CommbenchError: the run directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        ddp_model: DistributedDataParallel,
+        options: LiveOptions,
+        original: TrainingCase,
+        facts: LiveFacts,
+    ) -> None:
+        self.settings = settings_of(original, ddp_model.module, options, has_own_hook=facts["own_hook"])
+        self.recommendation: Recommendation | None = None
+        self._options = options
+        self._model = ddp_model
+        self._run = LiveRun.open(
+            options,
+            baseline=original,
+            settings=self.settings,
+            parameters=sum(p.numel() for p in ddp_model.module.parameters() if p.requires_grad),
+            facts=facts,
+        )
+        self._experiment = Experiment(self.settings, seed=options.seed + self._run.launch, max_steps=options.steps)
+        self._began_s = time.monotonic()
+        self._block: Block | None = None
+        self._records: dict[tuple[int, str], TrainingRecord] = {}
+        self._gaps_ms: list[float] = []
+        self._losses: list[tuple[int, float]] = []
+        self._progress = Progress(sys.stderr)
+        say(
+            f"tuning {type(ddp_model.module).__name__} on {original.world_size} ranks: "
+            f"{counted(len(self.settings), 'setting')}, results in {options.out}"
+        )
+
+    def add_block(
+        self, gathered: NDArray[np.float64], losses: Sequence[Sequence[float]], *, at: int, buckets: Sequence[int]
+    ) -> None:
+        """Enter the block that has ended.
+
+        Args:
+            gathered: milliseconds of each step and of the gap behind it, shape (ranks, steps, 2).
+            losses: of each step on rank 0, one for each backward pass.
+            at: the step of the training at which the block began.
+            buckets: bytes of the buckets in use.
+        """
+        assert self._block is not None  # noqa: S101 - it was ordered
+        slowest = gathered.max(axis=0)
+        steps_ms, gaps_ms = slowest[:, 0], slowest[:, 1]
+        timed = self._undisturbed(steps_ms, gaps_ms)
+        timed[:UNTIMED] = False
+        self._gaps_ms += gaps_ms.tolist()
+        self._losses += [(at + number, sum(of_step)) for number, of_step in enumerate(losses) if of_step]
+        accepted = steps_ms[timed]
+        if self._block.is_measured_by(accepted):
+            self._keep(self._block, accepted.tolist(), at=at, seconds=float(steps_ms.sum()) / 1e3, buckets=buckets)
+        self._experiment.add(self._block, accepted.tolist())
+
+    def _undisturbed(self, steps_ms: NDArray[np.float64], gaps_ms: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which steps had the usual gap behind them: no evaluation, checkpoint or stall of the data."""
+        usual = float(np.median([*self._gaps_ms, *gaps_ms]))
+        limit = max(GAP_FACTOR * usual, usual + GAP_SHARE * float(np.median(steps_ms)))
+        undisturbed: NDArray[np.bool_] = gaps_ms <= limit
+        return undisturbed
+
+    def _keep(
+        self, block: Block, steps_ms: Sequence[float], *, at: int, seconds: float, buckets: Sequence[int]
+    ) -> None:
+        """Append the block to the record of its setting, and write the record."""
+        key = block.setting, block.phase
+        record = self._records.get(key) or TrainingRecord(
+            case=dataclasses.replace(self.settings[block.setting], phase=block.phase),
+            launch=self._run.launch,
+            seed=self._options.seed,
+            threads_per_rank=torch.get_num_threads(),
+            device=_device_name(self._model),
+            parameters=sum(p.numel() for p in self._model.module.parameters() if p.requires_grad),
+            block_steps=block.steps + UNTIMED,
+            discarded=UNTIMED,
+        )
+        self._records[key] = dataclasses.replace(
+            record,
+            step_ms=(*record.step_ms, *steps_ms),
+            block_lengths=(*record.block_lengths, len(steps_ms)),
+            block_at=(*record.block_at, at),
+            bucket_bytes=tuple(buckets),
+            measuring_s=record.measuring_s + seconds,
+        )
+        self._run.append(self._records[key])
+
+    def next_instruction(self, step: int) -> Instruction:
+        """Return what comes next; ``step`` is the number of steps that the training has made."""
+        limit = self._options.time_limit_s
+        remaining_s = None if limit is None else limit - (time.monotonic() - self._began_s)
+        self._block = self._experiment.next_block(step, remaining_s)
+        if self._block is None:
+            return self._end()
+        self._progress.show(step, self.settings[self._block.setting], self._block.phase)
+        return Instruction(Order.BLOCK, self._block.setting, UNTIMED + self._block.steps)
+
+    def _end(self) -> Instruction:
+        found = self.conclude(self._experiment.ending, "")
+        best = 0
+        if found is not None and found.verdict == "change":
+            wanted = setting_of(found.best)
+            best = next(number for number, case in enumerate(self.settings) if setting_of(case) == wanted)
+        follows = "training ends, as --then stop says" if self._options.then == "stop" else "training goes on with it"
+        say(f"{_conclusion(found)}; {follows}.")
+        return Instruction(Order.STOP if self._options.then == "stop" else Order.END, best)
+
+    def give_up(self, error: Exception) -> Instruction:
+        """Conclude after a failure; return the instruction that leads back to the script's own setting."""
+        say(f"tuning failed: {error!r}. The training goes on with its own setting.")
+        with contextlib.suppress(Exception):
+            self.conclude("failed", f"tuning failed: {error!r}")
+        return Instruction(Order.END)
+
+    def refuse(self, setting: TrainingCase, reason: str) -> None:
+        """Leave out a setting that a rank could not prepare."""
+        number = self.settings.index(setting)
+        say(f"{Choice(**setting_of(setting)).name} is left out: {reason or 'another rank could not prepare it'}")
+        self._experiment.leave_out(number)
+
+    def conclude(self, ending: str, reason: str) -> Recommendation | None:
+        """Write the conclusion, once; return it, or None if nothing can be concluded."""
+        if self._run.is_concluded:
+            return self.recommendation
+        self._progress.clear()
+        self.recommendation = self._run.conclude(
+            ending,
+            reason=reason,
+            losses=self._losses,
+            seconds=time.monotonic() - self._began_s,
+        )
+        return self.recommendation
+
+    def close(self) -> None:
+        """Release the run directory."""
+        self._run.close()
+
+
+def _conclusion(found: Recommendation | None) -> str:
+    if found is None:
+        return "tuning ended without a comparison: the setting stays as it was"
+    best = found.best
+    if found.verdict == "change":
+        return f"decided: {best.name} trains {best.gain}"
+    if found.verdict == "keep":
+        return "decided: the script's own setting stays; no other is more than 2 % faster"
+    return "undecided: the script's own setting stays"
+
+
+def _device_name(ddp_model: DistributedDataParallel) -> str:
+    device = ddp_model.device
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
+
+
+class Progress:
+    """One line on a terminal, overwritten at each block; nothing elsewhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._is_shown = False
+
+    def show(self, step: int, setting: TrainingCase, phase: str) -> None:
+        """Show the step and what is tried."""
+        if self._is_terminal:
+            part = "confirming" if phase == CONFIRM else "trying"
+            name = Choice(**setting_of(setting)).name
+            self._stream.write(f"\r\x1b[Kcommbench: step {step}, {part} {name}")
+            self._stream.flush()
+            self._is_shown = True
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._is_shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._is_shown = False

@@ -1,0 +1,85 @@
+"""The ranks that train one DDP model, in a Gloo group of the tuning's own, apart from the script's messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.backends.torch_control import INTERFACE, choose_interface
+from commbench.errors import InputError
+
+T = TypeVar("T")
+
+#: Longest wait of a rank for the others at a block end; rank 0 may evaluate or save alone in between.
+PATIENCE = timedelta(minutes=30)
+
+
+class Ranks:
+    """The ranks of a DDP model's process group; all of them make it and call its methods together.
+
+    Args:
+        ddp_model: trained by two ranks or more.
+    """
+
+    def __init__(self, ddp_model: DistributedDataParallel) -> None:
+        members = dist.get_process_group_ranks(ddp_model.process_group)
+        with _usable_interface():
+            self._group = dist.new_group(members, backend="gloo", timeout=PATIENCE, use_local_synchronization=True)
+        self._root = members[0]
+        self.rank = dist.get_rank(ddp_model.process_group)
+        self.size = len(members)
+
+    def gather(self, value: T) -> list[T] | None:
+        """Return every rank's value, by rank, on rank 0; None elsewhere."""
+        values: list[T] | None = [value] * self.size if self.rank == 0 else None
+        dist.gather_object(value, values, dst=self._root, group=self._group)
+        return values
+
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value."""
+        box = [value]
+        dist.broadcast_object_list(box, src=self._root, group=self._group)
+        return box[0]
+
+    def gather_tensor(self, own: torch.Tensor) -> torch.Tensor | None:
+        """Return the tensors of all ranks, which are of one shape, stacked by rank, on rank 0; None elsewhere."""
+        parts = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(own, parts, dst=self._root, group=self._group)
+        return torch.stack(parts) if parts is not None else None
+
+    def broadcast_tensor(self, own: torch.Tensor) -> torch.Tensor:
+        """Return rank 0's tensor, which is of the shape of the others."""
+        dist.broadcast(own, src=self._root, group=self._group)
+        return own
+
+    def can_all(self, is_able: bool) -> bool:
+        """Return whether every rank is able."""
+        able = torch.tensor([is_able], dtype=torch.int64)
+        dist.all_reduce(able, op=dist.ReduceOp.MIN, group=self._group)
+        return bool(able.item())
+
+    def close(self) -> None:
+        """Close the group; a rank that waits for this one notices."""
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group(self._group)
+
+
+@contextlib.contextmanager
+def _usable_interface() -> Iterator[None]:
+    """Choose Gloo's interface for a group that is made inside, unless the script has chosen one."""
+    before = os.environ.get(INTERFACE)
+    local, world = os.environ.get("LOCAL_WORLD_SIZE", ""), os.environ.get("WORLD_SIZE", "1")
+    with contextlib.suppress(InputError):  # Gloo's own choice may do
+        choose_interface(one_host=local == world)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(INTERFACE, None)

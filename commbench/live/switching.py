@@ -1,0 +1,206 @@
+"""Exchanges the reducer of a DDP model between two steps: another bucket size, bucket views, another hook.
+
+A second DDP object is made around the same module, and its attributes replace those of the first. Everyone who holds
+the first object goes on with the new reducer; the destructor of the old reducer removes its autograd hooks.
+Parameters, optimiser state and gradients stay untouched.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, canonical_cap
+from commbench.ddp.plan.layout import MIB
+from commbench.hooks import Hook, make_hook
+from commbench.live.attach import untracked
+
+#: Attributes of the wrapper that hold what the script and its framework have set, not DDP's own state.
+_KEPT = (*vars(nn.Module()), "require_backward_grad_sync", "require_forward_param_sync")
+#: Why a compiled DDP object is left alone.
+COMPILED = "torch.compile was applied to the DDP object, and its graph follows the buckets"
+#: Arguments of DDP's constructor that it keeps under the same name.
+_SAME_NAME = (
+    "device_ids",
+    "output_device",
+    "dim",
+    "process_group",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "skip_all_reduce_unused_params",
+    "batched_grad_copy",
+)
+
+
+def why_untunable(ddp_model: DistributedDataParallel) -> str:
+    """Return why the reducer of the model cannot be exchanged, as a clause; empty if it can."""
+    parameters = list(ddp_model.module.parameters())
+    reasons = {
+        f"its class {type(ddp_model).__name__} extends DistributedDataParallel": type(ddp_model)
+        is not DistributedDataParallel,
+        "DDP's own mixed precision is in use": getattr(ddp_model, "mixed_precision", None) is not None,
+        "the all-reduce of some parameters is delayed": bool(getattr(ddp_model, "_delay_all_reduce_params", ())),
+        "compiled autograd reduces its gradients": getattr(ddp_model, "_use_python_reducer", False),
+        "an optimiser steps inside its backward pass": any(hasattr(p, "_in_backward_optimizers") for p in parameters),
+        "its parameters are DTensors": any(hasattr(p, "device_mesh") for p in parameters),
+        "its own communication hook may keep a state for each bucket": not _has_safe_hook(ddp_model),
+        "its inputs are uneven, see join()": ddp_model._join_config.enable,  # noqa: SLF001 - the only way
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), "")
+
+
+def is_compiled(ddp_model: DistributedDataParallel) -> bool:
+    """Return whether torch.compile was applied to the DDP object, not just to the model inside."""
+    if getattr(ddp_model, "_compiled_call_impl", None) is not None:
+        return True
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:
+        return False
+    wrappers = (each for each in gc.get_objects() if issubclass(type(each), dynamo.OptimizedModule))
+    return any(wrapper._orig_mod is ddp_model for wrapper in wrappers)  # noqa: SLF001 - the only way
+
+
+def _has_safe_hook(ddp_model: DistributedDataParallel) -> bool:
+    """Whether the script's own hook, if it has one, works with any buckets: it keeps no state, or one by parameter."""
+    hooks = own_hooks(ddp_model)
+    if not hooks:
+        return not ddp_model._get_ddp_logging_data().get("comm_hook")  # noqa: SLF001 - a hook of DDP's C++ part
+    return all(state is None or isinstance(state, dist.ProcessGroup | Hook) for _, state in hooks)
+
+
+def own_hooks(ddp_model: DistributedDataParallel) -> tuple[tuple[Any, Any], ...]:
+    """Return the communication hooks that were registered on the model, as (function, state)."""
+    return tuple(getattr(ddp_model, "_comm_hooks", ()))
+
+
+def arguments_of(ddp_model: DistributedDataParallel) -> dict[str, Any]:
+    """Return keyword arguments that make another DDP object like this one around the same module."""
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    found = {name: getattr(ddp_model, name) for name in _SAME_NAME if name in known and hasattr(ddp_model, name)}
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return {**found, buffers: ddp_model.broadcast_buffers, **cap_arguments(cap_of(ddp_model)), "init_sync": False}
+
+
+def cap_of(ddp_model: DistributedDataParallel) -> str:
+    """Return the bucket size of a DDP object as ``ddp.csv`` writes it."""
+    caps = getattr(ddp_model, "bucket_bytes_cap_list", None)
+    if not caps and getattr(ddp_model, "bucket_bytes_cap_default", False):
+        return DEFAULT_CAP
+    return canonical_cap("+".join(f"{cap / MIB:.9f}" for cap in caps or [ddp_model.bucket_bytes_cap]))
+
+
+def cap_arguments(bucket_cap_mb: str) -> dict[str, Any]:
+    """Return DDP's arguments for a bucket size as ``ddp.csv`` writes it."""
+    if bucket_cap_mb == DEFAULT_CAP:
+        return {"bucket_cap_mb": None}
+    caps = [float(cap) for cap in bucket_cap_mb.split("+")]
+    return {"bucket_cap_mb": caps[0]} if len(caps) == 1 else {"bucket_cap_mb_list": caps}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A DDP object whose reducer can take the place of the present one."""
+
+    case: TrainingCase
+    model: DistributedDataParallel
+    hook: Hook | None
+    """The hook that the case asks for; None: the script's own hook, if it has one."""
+
+
+class Switch:
+    """Exchanges the reducer of one DDP model.
+
+    Args:
+        ddp_model: the script's model.
+        original: its present setting.
+    """
+
+    def __init__(self, ddp_model: DistributedDataParallel, original: TrainingCase) -> None:
+        self.model = ddp_model
+        self.original = self.current = original
+        self._arguments = arguments_of(ddp_model)
+        self._own_hooks = own_hooks(ddp_model)
+        self._hook: Hook | None = None
+        """The hook that the current setting has added."""
+
+    def prepare(self, case: TrainingCase) -> Prepared:
+        """Make the reducer of a setting beside the present one; nothing is sent.
+
+        Raises:
+            Exception: DDP or the hook refuses.
+        """
+        arguments = self._arguments | {"gradient_as_bucket_view": case.bucket_view}
+        if case.bucket_cap_mb != self.original.bucket_cap_mb:
+            arguments = {key: value for key, value in arguments.items() if key not in _CAPS}
+            arguments |= cap_arguments(case.bucket_cap_mb)
+        with untracked(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the script's own call has warned already
+            model = DistributedDataParallel(self.model.module, **arguments)
+        hook = None
+        if case.hook == self.original.hook:
+            for function, state in self._own_hooks:
+                model.register_comm_hook(state, function)
+        else:
+            hook = make_hook(case.hook, density=case.density, options=case.options)
+            assert hook is not None  # noqa: S101 - only the original may be without a hook
+            hook.register(model)
+        return Prepared(case, model, hook)
+
+    def commit(self, prepared: Prepared) -> None:
+        """Put the prepared reducer in place of the present one; the wrapper keeps what the script has set on it."""
+        residuals = self._take_residuals()
+        old, new = self.model.__dict__, prepared.model.__dict__
+        self.model.__dict__ = {
+            **old,
+            **new,
+            **{name: old[name] for name in _KEPT if name in old},
+            "_modules": new["_modules"],
+        }
+        prepared.model.__dict__ = {}  # the model alone owns the reducer
+        if self._hook is not None:
+            self._hook.close()
+        self._hook, self.current = prepared.hook, prepared.case
+        if prepared.hook is not None:
+            prepared.hook.follow(self.model)
+        _send_once(residuals)
+
+    def _take_residuals(self) -> dict[nn.Parameter, torch.Tensor]:
+        """Return the unsent gradients of the hook that leaves, by parameter."""
+        memory = getattr(self._hook, "memory", None)
+        if memory is None:
+            return {}
+        residuals: Mapping[str, torch.Tensor] = memory.state().get("residual", {})
+        parameters = dict(self.model.module.named_parameters())
+        return {parameters[name]: residual for name, residual in residuals.items()}
+
+
+_CAPS = ("bucket_cap_mb", "bucket_cap_mb_list")
+
+
+def _send_once(residuals: Mapping[nn.Parameter, torch.Tensor]) -> None:
+    """Add each residual to the parameter's next gradient, so that the next step sends it."""
+    for parameter, residual in residuals.items():
+        _AddOnce(parameter, residual)
+
+
+class _AddOnce:
+    """Adds a tensor to the next gradient of a parameter, before DDP sees the gradient."""
+
+    def __init__(self, parameter: nn.Parameter, residual: torch.Tensor) -> None:
+        self._residual = residual
+        self._handle = parameter.register_hook(self._add)
+
+    def _add(self, gradient: torch.Tensor) -> torch.Tensor:
+        self._handle.remove()
+        return gradient + self._residual
