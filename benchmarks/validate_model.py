@@ -32,7 +32,7 @@ from keeping import write_facts
 from model_findings import Check, Findings, Judged, tables
 
 from commbench.analysis.prediction.breakeven import break_even, compare_with_measured
-from commbench.analysis.prediction.larger import on_network
+from commbench.analysis.prediction.larger import model_on_network
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.prediction.steps import StepModel
 from commbench.cli.request import default_out
@@ -386,8 +386,8 @@ def judge_break_even(found: Findings, runs: Runs, name: str, hosts: int, rate: s
     if hosts != HOSTS:
         growth = runs.load("growth")
         larger = growing_up_to(growth.records, growth.info, hosts - 1)
-        there = larger.at(case.backend, hosts, rate_bps=parse_link_rate(rate), crowded=True)
-        model = on_network(model, there)
+        there = larger.at(case.backend, hosts, rate_bps=parse_link_rate(rate), has_shared_cores=True)
+        model = model_on_network(model, there)
     predicted = break_even(model, [DEFAULT_CAP])
     measured = runs.load(f"densities_{scenario.workload}_{hosts}hosts_{rate}")
     for point in compare_with_measured(predicted, measured.training_rows):

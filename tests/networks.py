@@ -24,7 +24,7 @@ from commbench.engine.records import Record
 SIZES = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB]
 #: A hop of 50 us over a link of 1 Gbit/s that loses nothing to headers.
 HOP = Hop(alpha_us=50.0, beta_us_per_byte=8e-3)
-LINK = Link(rate_bps=1e9, told_by="emulated")
+LINK = Link(rate_bps=1e9, source="emulated")
 RING = ALGORITHMS["all_reduce"]["ring"]
 STRAY = (0.99, 1.0, 1.01)
 

@@ -71,7 +71,7 @@ def share_clock(places: Sequence[Place]) -> bool:
     return len({place.clock for place in places}) == 1
 
 
-def are_crowded(places: Sequence[Place]) -> bool:
+def are_oversubscribed(places: Sequence[Place]) -> bool:
     """Whether some ranks share a CPU: on any machine, more ranks than CPUs that they may use together."""
     machines: dict[str, list[Place]] = defaultdict(list)
     for place in places:
@@ -129,7 +129,7 @@ def collect_session(
         "mpi_init_s": max((seconds for seconds in init_s if seconds is not None), default=None),
         "mpi_takes_gpu_memory": _takes_gpu_memory(communicators.values()),
         "shared_clock": share_clock(places),
-        "oversubscribed": are_crowded(places),
+        "oversubscribed": are_oversubscribed(places),
     }
 
 

@@ -29,7 +29,14 @@ from commbench.engine.timing.clocks import GlobalClock, open_clock
 from commbench.engine.timing.loops import Progress
 from commbench.errors import CommbenchError, InputError
 from commbench.launch.events import CaseFinished, CasesEnded, CaseStarted, Listener, RankError, SessionStarted
-from commbench.launch.facts import Carrier, Place, are_crowded, collect_session, gather_places, refuse_unlike_software
+from commbench.launch.facts import (
+    Carrier,
+    Place,
+    are_oversubscribed,
+    collect_session,
+    gather_places,
+    refuse_unlike_software,
+)
 from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, stack_of_error
 from commbench.launch.identity import Identity, identify, rendezvous_variables
 from commbench.launch.protocol import FINISH, EventWriter, claim_stdout, say
@@ -153,7 +160,7 @@ class _Duty:
             budget=self.plan.budget,
             progress=self.heart.progress,
             clock=clock,
-            oversubscribed=are_crowded(places),
+            oversubscribed=are_oversubscribed(places),
             hosts=[place.host for place in places],
             meter=meter,
         )

@@ -252,7 +252,7 @@ def held_sizes(records: Sequence[Record]) -> dict[CurveKey, list[Held]]:
 
 
 def held_ranks(
-    records: Sequence[Record], info: RunInfo, largest: int, *, crowded: bool = True
+    records: Sequence[Record], info: RunInfo, largest: int, *, has_shared_cores: bool = True
 ) -> dict[tuple[CurveKey, int], Held]:
     """Times of collectives on more than ``largest`` ranks, in microseconds, predicted from those on at most so many.
 
@@ -260,14 +260,14 @@ def held_ranks(
         records: of a scaling study.
         info: as its ``run.json`` holds it.
         largest: most ranks that predictions may be made from.
-        crowded: whether all ranks share one machine's cores, as in an emulated cluster.
+        has_shared_cores: whether all ranks share one machine's cores, as in an emulated cluster.
     """
     model = NetworkModel.fit(records)
     network = growing_up_to(records, info, largest)
     found = {}
     for key, curve in model.curves.items():
         if key.world_size > largest:
-            there = network.at(key.backend, key.world_size, pattern=key.pattern, crowded=crowded)
+            there = network.at(key.backend, key.world_size, pattern=key.pattern, has_shared_cores=has_shared_cores)
             for size, time_us in zip(curve.sizes, curve.times_us, strict=True):
                 predicted = there.time_us(key.operation, key.dtype, size)
                 found[key, size] = Held(what=f"{key}, {size} B", predicted=predicted, measured=time_us)

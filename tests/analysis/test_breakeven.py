@@ -13,7 +13,7 @@ from training_builders import make_training_case
 
 from commbench.analysis.prediction.breakeven import DENSEST, BreakEven, break_even, compare_with_measured
 from commbench.analysis.prediction.closed_forms import ALGORITHMS, Hop
-from commbench.analysis.prediction.larger import best_buckets, on_network, with_density
+from commbench.analysis.prediction.larger import best_buckets, model_on_network, model_with_density
 from commbench.ddp.plan.records import TrainingRow
 from commbench.errors import InputError
 
@@ -53,11 +53,11 @@ def test_times_cross_where_the_formula_says() -> None:
 def test_the_break_even_is_where_both_take_as_long() -> None:
     """A little below it top-k is faster, a little above slower; on a slow link it lies near the byte crossover."""
     model, network = calibrated()
-    there = on_network(model, network.at("gloo", 8))
+    there = model_on_network(model, network.at("gloo", 8))
     found = break_even(there, CAPS)
     assert found.density is not None
     for factor, is_faster in ((0.9, True), (1.1, False)):
-        sparse, name = with_density(there, factor * found.density)
+        sparse, name = model_with_density(there, factor * found.density)
         assert is_faster == (best_buckets(sparse, name, CAPS).step_ms < found.dense_ms)
     assert 0.3 * found.byte_density < found.density < 2 * found.byte_density
 
@@ -66,7 +66,7 @@ def test_the_map_falls_with_ranks_and_bandwidth() -> None:
     """More ranks and faster links leave top-k less room, until it never pays."""
     model, network = calibrated()
     densities = {
-        (ranks, gbit): break_even(on_network(model, network.at("gloo", ranks, rate_bps=1e9 * gbit)), CAPS).density
+        (ranks, gbit): break_even(model_on_network(model, network.at("gloo", ranks, rate_bps=1e9 * gbit)), CAPS).density
         for ranks in (2, 32)
         for gbit in (0.1, 1, 1000)
     }
@@ -75,7 +75,7 @@ def test_the_map_falls_with_ranks_and_bandwidth() -> None:
     assert (densities[32, 1] or 0.0) < (densities[2, 1] or 0.0)
     cost = dataclasses.replace(model.hooks["topk:0.01"], encode_ms=1000.0)
     dear = dataclasses.replace(model, hooks={**model.hooks, "topk:0.01": cost})
-    assert break_even(on_network(dear, network.at("gloo", 8, rate_bps=1e12)), CAPS).density is None
+    assert break_even(model_on_network(dear, network.at("gloo", 8, rate_bps=1e12)), CAPS).density is None
 
 
 def test_it_may_always_pay() -> None:
@@ -83,7 +83,7 @@ def test_it_may_always_pay() -> None:
     model, network = calibrated()
     cost = dataclasses.replace(model.hooks["none"], encode_ms=1e5)
     dear = dataclasses.replace(model, hooks={**model.hooks, "none": cost})
-    assert break_even(on_network(dear, network.at("gloo", 2)), CAPS).density == DENSEST
+    assert break_even(model_on_network(dear, network.at("gloo", 2)), CAPS).density == DENSEST
 
 
 def row(hook: str, step_ms: float, *, off: float = 0.01, cap: str = "default", ranks: int = 4) -> TrainingRow:
@@ -143,4 +143,4 @@ def test_networks_that_lack_an_operation_are_named() -> None:
     reduced = growing((2, 4), algorithms={"all_reduce": "ring"})
     model, _ = calibrated()
     with pytest.raises(InputError, match="Nothing is known of gloo all_gather"):
-        break_even(on_network(model, reduced.at("gloo", 8)), CAPS)
+        break_even(model_on_network(model, reduced.at("gloo", 8)), CAPS)

@@ -74,14 +74,14 @@ def test_intervals_widen_beyond_the_sizes() -> None:
         [2**k for k in range(10, 16)], [[(50 + 0.01 * 2**k) * f for f in (0.99, 1, 1.01)] for k in range(10, 16)]
     )
     assert curve.held_out_error is not None
-    assert [0.0, 0.0] == [curve.stray(size) for size in (2**10, 2**15)]
-    assert curve.stray(2**19) == pytest.approx(2 * curve.stray(2**16))
-    assert curve.stray(1) == curve.stray(2**9)
+    assert [0.0, 0.0] == [curve.half_width_beyond_sizes(size) for size in (2**10, 2**15)]
+    assert curve.half_width_beyond_sizes(2**19) == pytest.approx(2 * curve.half_width_beyond_sizes(2**16))
+    assert curve.half_width_beyond_sizes(1) == curve.half_width_beyond_sizes(2**9)
     widths = [found.high / found.low for size in (2**15, 2**17, 2**21) if (found := curve.interval_us(size))]
     assert sorted(set(widths)) == widths
     assert len(widths) == 3
     coarse = fit_curve([2**10, 2**15], [[60.0] * 2, [378.0] * 2])
-    assert coarse.stray(2**16) > 0.5
+    assert coarse.half_width_beyond_sizes(2**16) > 0.5
 
 
 @settings(max_examples=repetitions(100))

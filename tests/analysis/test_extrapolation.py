@@ -11,7 +11,7 @@ from networks import HOP, LINK
 
 from commbench.analysis.prediction.closed_forms import ALGORITHMS, Hop
 from commbench.analysis.prediction.curves import fit_curve
-from commbench.analysis.prediction.growth import GrowingCurve, carried_us, rising_us
+from commbench.analysis.prediction.growth import GrowingCurve, extrapolated_us, non_decreasing_us
 from commbench.analysis.prediction.hops import MeasuredCurve, fit_hop
 from commbench.analysis.prediction.links import WITHIN_HOST, Link
 from commbench.errors import InputError
@@ -51,7 +51,7 @@ CASES = [
     ("all_gather", "ring", "gloo", (2, 3), WITHIN_HOST),
     ("broadcast", "binomial", "gloo", (2, 4), LINK),
     ("all_gather", "ring", "mpi", (8,), WITHIN_HOST),
-    ("all_reduce", "ring", "gloo", (4, 8), Link(rate_bps=2e8, payload=0.95, shared_cores=2, told_by="emulated")),
+    ("all_reduce", "ring", "gloo", (4, 8), Link(rate_bps=2e8, payload=0.95, shared_cores=2, source="emulated")),
 ]
 
 
@@ -96,10 +96,10 @@ def test_a_slower_link_adds_what_it_takes() -> None:
     measured = MeasuredCurve(curve=odd, world_size=4, link=WITHIN_HOST)
     link = Link(rate_bps=1e8)
     expected = odd.time_us(MIB) + float(form(4, MIB, Hop(alpha_us=0.0, beta_us_per_byte=link.us_per_byte)))
-    found = carried_us(
+    found = extrapolated_us(
         fit_hop(form, [measured]),
         measured,
-        alike_bytes=np.array([float(MIB)]),
+        curve_bytes=np.array([float(MIB)]),
         message_bytes=MIB,
         ranks=np.array([4.0]),
         link=link,
@@ -123,6 +123,8 @@ def test_times_are_made_to_rise_between_what_was_measured() -> None:
     def times_us(ranks: np.ndarray) -> np.ndarray:
         return np.exp(np.interp(np.log(ranks), np.log([*times]), np.log([*times.values()])))
 
-    assert [1.0, 3.0, 3.0, 4.0] == pytest.approx([rising_us(times_us, [2, 8], ranks) for ranks in (2, 4, 8, 16)])
-    assert [5.0, 5.0] == pytest.approx([rising_us(times_us, [4], ranks) for ranks in (8, 16)])
-    assert [3.0, 3.0, 1.0] == pytest.approx([rising_us(times_us, [8], ranks) for ranks in (8, 4, 2)])
+    assert [1.0, 3.0, 3.0, 4.0] == pytest.approx(
+        [non_decreasing_us(times_us, [2, 8], ranks) for ranks in (2, 4, 8, 16)]
+    )
+    assert [5.0, 5.0] == pytest.approx([non_decreasing_us(times_us, [4], ranks) for ranks in (8, 16)])
+    assert [3.0, 3.0, 1.0] == pytest.approx([non_decreasing_us(times_us, [8], ranks) for ranks in (8, 4, 2)])

@@ -17,7 +17,7 @@ UNKNOWN = Link()
 #: A quarter of the usual rate.
 SLOWER = (
     Hop(alpha_us=HOP.alpha_us, beta_us_per_byte=4 * HOP.beta_us_per_byte),
-    Link(rate_bps=0.25e9, told_by="emulated"),
+    Link(rate_bps=0.25e9, source="emulated"),
 )
 
 
@@ -85,14 +85,14 @@ def test_a_faster_link_than_any_may_gain_nothing() -> None:
 
 def test_crowding_is_taken_out_unless_it_is_asked_for() -> None:
     """Emulated hosts share cores: predicted in the lab they go on sharing them, else each has its own."""
-    link = Link(rate_bps=1e9, shared_cores=2, told_by="emulated")
+    link = Link(rate_bps=1e9, shared_cores=2, source="emulated")
 
     def crowded(ranks: int) -> Hop:
         return Hop(alpha_us=50.0 * ranks / 2, beta_us_per_byte=8e-3 + 4e-3 * ranks / 2)
 
     curve = grow(*(measure(RING, ranks, hop=crowded(ranks), link=link) for ranks in (2, 3, 4)))
     for ranks in (4, 8):
-        assert curve.estimate(16 * MIB, ranks, crowded=True).time_us == pytest.approx(
+        assert curve.estimate(16 * MIB, ranks, has_shared_cores=True).time_us == pytest.approx(
             float(RING(ranks, 16 * MIB, crowded(ranks))), rel=0.05
         )
         alone = float(RING(ranks, 16 * MIB, Hop(alpha_us=50.0, beta_us_per_byte=12e-3)))
@@ -210,7 +210,7 @@ def test_ranks_that_fit_one_host_meet_no_link() -> None:
     for rate in (None, 1e8):
         found = across.estimate(MIB, 4, rate, ranks_per_node=8)
         assert found.time_us == pytest.approx(float(RING(4, MIB, inside)), rel=0.01)
-        assert not found.is_least
+        assert not found.is_lower_bound
     assert across.time_us(MIB, 16, ranks_per_node=8) == pytest.approx(float(RING(16, MIB, HOP)), rel=0.01)
     with pytest.raises(InputError, match="across hosts alone and is not predicted for 7 ranks, which fit on one host"):
         grow(measure(RING, 16), ranks_per_node=8).estimate(MIB, 7, 1e8, ranks_per_node=8)
@@ -219,10 +219,10 @@ def test_ranks_that_fit_one_host_meet_no_link() -> None:
 def test_from_one_host_only_the_least_is_known() -> None:
     """Across hosts start-ups are longer by what nobody measured: it says so, and how much of the time they are."""
     inside = grow(measure(RING, 4, link=WITHIN_HOST), ranks_per_node=4)
-    assert not inside.estimate(MIB, 2, 1e9, ranks_per_node=4).is_least
+    assert not inside.estimate(MIB, 2, 1e9, ranks_per_node=4).is_lower_bound
     small, large = (inside.estimate(size, 8, 1e9, ranks_per_node=4) for size in (KIB, 64 * MIB))
-    assert small.is_least
-    assert large.is_least
+    assert small.is_lower_bound
+    assert large.is_lower_bound
     assert large.start_up < 0.01
     assert small.start_up > 0.9
 

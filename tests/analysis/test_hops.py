@@ -55,7 +55,7 @@ def test_within_a_host_all_work_is_local() -> None:
 
 def test_emulated_hosts_want_the_same_cores() -> None:
     """Work that grows as ranks crowd on two cores is found as that of a rank with a core of its own."""
-    link = Link(rate_bps=1e9, shared_cores=2, told_by="emulated")
+    link = Link(rate_bps=1e9, shared_cores=2, source="emulated")
     crowded = [
         measure(RING, ranks, hop=Hop(alpha_us=50.0 * ranks / 2, beta_us_per_byte=8e-3 + 4e-3 * ranks / 2), link=link)
         for ranks in (2, 4, 8)

@@ -58,7 +58,7 @@ def test_ranks_that_fit_one_host_tell_nothing_of_links() -> None:
     within, across = (network.at("gloo", ranks, rate_bps=1e7, ranks_per_node=4) for ranks in (4, 8))
     assert within.time_us("all_reduce", "float32", MIB) == pytest.approx(float(RING(4, MIB, HOP)), rel=0.05)
     assert across.time_us("all_reduce", "float32", MIB) > 10 * within.time_us("all_reduce", "float32", MIB)
-    assert (within.is_least, across.is_least) == (False, False)
+    assert (within.is_lower_bound, across.is_lower_bound) == (False, False)
 
 
 def test_a_host_joins_hosts() -> None:
@@ -70,7 +70,7 @@ def test_a_host_joins_hosts() -> None:
         assert (curve.world_sizes, curve.ranks_per_node) == ([4, 8], 2)
         assert [2, 4] == [each.world_size for each in curve.within]
     alone = GrowingNetwork.fit([one]).at("gloo", 8, rate_bps=1e9, ranks_per_node=4)
-    assert alone.is_least
+    assert alone.is_lower_bound
 
 
 def test_unlike_runs_do_not_mix() -> None:

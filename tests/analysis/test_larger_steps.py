@@ -11,9 +11,9 @@ from commbench.analysis.prediction.larger import (
     best_buckets,
     hook_case,
     local_step_ms,
-    on_network,
-    on_own_cores,
-    with_density,
+    model_on_network,
+    model_on_own_cores,
+    model_with_density,
 )
 from commbench.analysis.prediction.steps import StepModel
 from commbench.errors import InputError
@@ -24,13 +24,15 @@ STEPS = {"none": 420.0, "topk:0.01": 140.0}
 def calibrated(network: GrowingNetwork | None = None) -> tuple[StepModel, GrowingNetwork]:
     """Return the model of a workload trained on 2 ranks, and its network."""
     network = network or growing((2, 4))
-    return StepModel.calibrate(workload_facts(), network.at("gloo", 2, crowded=True), training_of(STEPS)), network
+    return StepModel.calibrate(
+        workload_facts(), network.at("gloo", 2, has_shared_cores=True), training_of(STEPS)
+    ), network
 
 
 def test_on_its_own_network_nothing_changes() -> None:
     """The same ranks and links: the same prediction."""
     model, network = calibrated()
-    there = on_network(model, network.at("gloo", 2))
+    there = model_on_network(model, network.at("gloo", 2))
     for hook in STEPS:
         case = hook_case(model, hook, "default")
         assert there.predict(case).step_ms == pytest.approx(model.predict(case).step_ms, rel=1e-6)
@@ -40,9 +42,9 @@ def test_on_its_own_network_nothing_changes() -> None:
 def test_more_ranks_and_slower_links_take_longer() -> None:
     """A dense step grows towards twice the bytes, and with what the link takes."""
     model, network = calibrated()
-    steps = [best_buckets(on_network(model, network.at("gloo", n)), "none", ["default", "5"]) for n in (2, 8, 64)]
+    steps = [best_buckets(model_on_network(model, network.at("gloo", n)), "none", ["default", "5"]) for n in (2, 8, 64)]
     assert sorted(step.step_ms for step in steps) == [step.step_ms for step in steps]
-    fast = best_buckets(on_network(model, network.at("gloo", 8, rate_bps=25e9)), "none", ["default", "5"])
+    fast = best_buckets(model_on_network(model, network.at("gloo", 8, rate_bps=25e9)), "none", ["default", "5"])
     assert fast.step_ms < steps[1].step_ms
     assert fast.exposed_comm_ms < steps[1].exposed_comm_ms
 
@@ -50,25 +52,25 @@ def test_more_ranks_and_slower_links_take_longer() -> None:
 def test_hosts_with_cores_of_their_own_compute_faster() -> None:
     """Ranks that shared a core with another take half as long to compute; communication stays what the network says."""
     model, _ = calibrated()
-    freed = on_own_cores(model, 2.0)
+    freed = model_on_own_cores(model, 2.0)
     assert 2 * local_step_ms(freed) == pytest.approx(local_step_ms(model))
     case = hook_case(model, "topk:0.01", "5")
     assert 2 * freed.hooks["topk:0.01"].encoding_ms(1e6) == pytest.approx(model.hooks["topk:0.01"].encoding_ms(1e6))
     assert freed.predict(case).step_ms < 0.75 * model.predict(case).step_ms
     trained = TrainedWorkload(facts=workload_facts(), records=training_of(STEPS), shared_cores=1)
-    assert (trained.crowding, dataclasses.replace(trained, shared_cores=4).crowding) == (2.0, 1.0)
-    assert dataclasses.replace(trained, shared_cores=None).crowding == 1.0
-    assert on_own_cores(model, 1.0).predict(case) == model.predict(case)
+    assert (trained.oversubscription, dataclasses.replace(trained, shared_cores=4).oversubscription) == (2.0, 1.0)
+    assert dataclasses.replace(trained, shared_cores=None).oversubscription == 1.0
+    assert model_on_own_cores(model, 1.0).predict(case) == model.predict(case)
     buffered = dataclasses.replace(model, facts=dataclasses.replace(model.facts, buffer_bytes=4096), ddp_forward_ms=8.0)
     local = dataclasses.replace(model, ddp_forward_ms=8.0)
-    assert [8.0, 4.0] == [on_own_cores(each, 2.0).ddp_forward_ms for each in (buffered, local)]
+    assert [8.0, 4.0] == [model_on_own_cores(each, 2.0).ddp_forward_ms for each in (buffered, local)]
     assert freed.network is model.network
 
 
 def test_decoding_grows_with_the_ranks() -> None:
     """Adding k values of 1000 ranks takes longer than of 2; what gradients sent whole need does not change."""
     model, network = calibrated()
-    there = on_network(model, network.at("gloo", 1000))
+    there = model_on_network(model, network.at("gloo", 1000))
     before, after = model.hooks["topk:0.01"], there.hooks["topk:0.01"]
     assert after.decode_ms_per_element / before.decode_ms_per_element == pytest.approx(201 / 1.4)
     assert after.encode_ms_per_element == before.encode_ms_per_element
@@ -78,23 +80,23 @@ def test_decoding_grows_with_the_ranks() -> None:
 def test_other_densities() -> None:
     """A tenth of the density sends and decodes less; selecting takes as long as at the density measured nearest."""
     model, _ = calibrated()
-    sparse, name = with_density(model, 0.001)
+    sparse, name = model_with_density(model, 0.001)
     assert name == "topk:0.001"
     assert sparse.hooks[name].encode_ms_per_element == model.hooks["topk:0.01"].encode_ms_per_element
     assert sparse.hooks[name].decode_ms_per_element < model.hooks["topk:0.01"].decode_ms_per_element
     assert (
         sparse.predict(hook_case(sparse, name, "5")).step_ms < model.predict(hook_case(model, "topk:0.01", "5")).step_ms
     )
-    assert with_density(model, 0.01)[0].hooks == model.hooks
+    assert model_with_density(model, 0.01)[0].hooks == model.hooks
     without = dataclasses.replace(model, hooks={"none": model.hooks["none"]})
     with pytest.raises(InputError, match="no top-k was trained or no all_gather measured"):
-        with_density(without, 0.01)
+        model_with_density(without, 0.01)
 
 
 def test_the_best_buckets_are_the_shortest_step() -> None:
     """No other of those given is shorter."""
     model, network = calibrated()
-    there = on_network(model, network.at("gloo", 64))
+    there = model_on_network(model, network.at("gloo", 64))
     caps = ["default", "4", "8", "100"]
     steps = [there.predict(hook_case(there, "none", cap)).step_ms for cap in caps]
     assert best_buckets(there, "none", caps).step_ms == min(steps)

@@ -13,9 +13,9 @@ def test_emulated_links_have_their_slowest_rate() -> None:
     """All wait for the slowest link, and headers take their share of it; the hosts share the machine's cores."""
     info = network_info(4, cores=2)
     link = link_of(info, "tcp/eth0")
-    assert (link.rate_bps, link.shared_cores, link.told_by) == (1e9, 2, "emulated")
+    assert (link.rate_bps, link.shared_cores, link.source) == (1e9, 2, "emulated")
     assert link.us_per_byte == pytest.approx(8e-3 * 1514 / 1448)
-    assert [1.0, 1.0, 2.0] == [link.crowding(ranks) for ranks in (1, 2, 4)]
+    assert [1.0, 1.0, 2.0] == [link.oversubscription(ranks) for ranks in (1, 2, 4)]
     info["environment"]["emulated"] |= {"slow": {"host1": "50mbit"}, "racks": 2, "uplink": "200mbit"}
     assert link_of(info, "tcp/eth0").rate_bps == 50e6
     assert str(link_of(info, "tcp/eth0")) == "50mbit (the slowest, emulated)"
@@ -32,7 +32,7 @@ def test_real_links_have_their_interfaces_speed() -> None:
     """The interface that carried the messages counts, on the slowest host; without its speed the rate is unknown."""
     info = network_info(2, rate=None)
     assert link_of(info, "tcp/eth0+lo").rate_bps == 10e9
-    assert 1.0 == link_of(info, "tcp/eth0").crowding(100)
+    assert 1.0 == link_of(info, "tcp/eth0").oversubscription(100)
     unknown = link_of(info, "ucx/rc")
     assert unknown.rate_bps is None
     assert math.isnan(unknown.us_per_byte)
@@ -43,10 +43,10 @@ def test_real_links_have_their_interfaces_speed() -> None:
 def test_a_faster_link_is_the_same_but_for_its_rate() -> None:
     """The what-if keeps headers and cores."""
     link = link_of(network_info(4, cores=2), "tcp/eth0")
-    faster = link.at_rate(25e9)
+    faster = link.with_rate(25e9)
     assert (faster.rate_bps, faster.payload, faster.shared_cores) == (25e9, link.payload, 2)
-    assert link.at_rate(1e9) is link
-    assert Link(rate_bps=math.inf).at_rate(1e9).payload < 1
+    assert link.with_rate(1e9) is link
+    assert Link(rate_bps=math.inf).with_rate(1e9).payload < 1
 
 
 def test_links_are_named() -> None:

@@ -9,7 +9,7 @@ from commbench.engine.control import run_threads
 from commbench.errors import InputError
 from commbench.launch.facts import (
     Place,
-    are_crowded,
+    are_oversubscribed,
     changed_conditions,
     collect_session,
     gather_places,
@@ -27,15 +27,15 @@ def place(rank: int, cpus: list[int], clock: str = "boot/ns", host: str = "n0") 
 
 def test_ranks_bound_to_a_core_each_are_not_crowded() -> None:
     """Count the CPUs of all ranks on a machine together."""
-    assert not are_crowded([place(0, [0]), place(1, [1])])
-    assert are_crowded([place(0, [0]), place(1, [0])])
-    assert are_crowded([place(0, [0, 1]), place(1, [0, 1]), place(2, [0, 1])])
+    assert not are_oversubscribed([place(0, [0]), place(1, [1])])
+    assert are_oversubscribed([place(0, [0]), place(1, [0])])
+    assert are_oversubscribed([place(0, [0, 1]), place(1, [0, 1]), place(2, [0, 1])])
 
 
 def test_hosts_do_not_share_cpus_but_containers_on_one_machine_do() -> None:
     """Go by the machine's boot, not by the host name."""
-    assert not are_crowded([place(0, [0], "a/x", "n0"), place(1, [0], "b/x", "n1")])
-    assert are_crowded([place(0, [0], "a/x", "n0"), place(1, [0], "a/x", "n1")])
+    assert not are_oversubscribed([place(0, [0], "a/x", "n0"), place(1, [0], "b/x", "n1")])
+    assert are_oversubscribed([place(0, [0], "a/x", "n0"), place(1, [0], "a/x", "n1")])
 
 
 def test_ranks_share_a_clock_only_if_all_name_the_same() -> None:

@@ -214,12 +214,12 @@ def test_more_ranks_are_held_out() -> None:
     """Predict 6 and 8 ranks from 2 to 4, which are not looked at."""
     records = collectives([2, 3, 4, 6, 8], SIZES[4:])
     info = {"nodes": 8, "ranks_per_node": 1, "world_size": 8}
-    held = held_ranks(records, info, 4, crowded=False)
+    held = held_ranks(records, info, 4, has_shared_cores=False)
     assert {6, 8} == {key.world_size for key, _ in held}
     assert 2 * len(SIZES[4:]) == len(held)
     assert (median_error(held.values()) or 1.0) < 0.1
     spoilt = [dataclasses.replace(r, times_us=[9e9] * 9) if r.group_size > 4 else r for r in records]
-    again = held_ranks(spoilt, info, 4, crowded=False)
+    again = held_ranks(spoilt, info, 4, has_shared_cores=False)
     assert [one.predicted for one in held.values()] == [one.predicted for one in again.values()]
     assert [2, 3] == next(iter(growing_up_to(records, info, 3).curves.values())).world_sizes
 

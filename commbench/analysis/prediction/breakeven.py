@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from commbench.analysis.prediction.larger import best_buckets, with_density
+from commbench.analysis.prediction.larger import best_buckets, model_with_density
 from commbench.analysis.prediction.steps import StepModel
 from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.ddp.plan.records import TrainingRow
@@ -40,7 +40,7 @@ class BreakEvenSearch:
     """The search for the break-even on one network, which may be asked again with other handicaps at little cost."""
 
     model: StepModel
-    """Of the network at hand (`commbench.analysis.prediction.larger.on_network`)."""
+    """Of the network at hand (`commbench.analysis.prediction.larger.model_on_network`)."""
     caps: Sequence[str]
     """Bucket sizes to choose from: both sides take the one that is best for them."""
     dense: Sequence[str] = ("none",)
@@ -82,7 +82,7 @@ class BreakEvenSearch:
 
     def _sparse_ms(self, log_density: float) -> float:
         if log_density not in self._known_ms:
-            sparse, name = with_density(self.model, math.exp(log_density))
+            sparse, name = model_with_density(self.model, math.exp(log_density))
             self._known_ms[log_density] = best_buckets(sparse, name, self.caps).step_ms
         return self._known_ms[log_density]
 

@@ -1,9 +1,9 @@
-"""Textbook times of collectives over p ranks for each algorithm, from latency, bandwidth and reduction cost of a hop.
+"""Closed forms of collectives: time over p ranks by algorithm, from latency, bandwidth and reduction cost of a hop.
 
-Every function takes the number of ranks ``p`` and the message size ``n`` in bytes (numbers or arrays that broadcast),
-``n`` being that of ``collectives.csv`` (the total for all_gather, reduce_scatter, all_to_all, gather and scatter), and
-returns microseconds. A rank sends and receives at the same time, every rank has a link of its own to all others, and
-nothing else uses it: more ranks or hosts than the links carry at full rate take longer.
+Every function takes the number of ranks ``p`` and the message size ``n`` in bytes (numbers or arrays that broadcast)
+and returns microseconds. ``n`` is the message size of ``collectives.csv``: the total for all_gather, reduce_scatter,
+all_to_all, gather and scatter. The forms assume that a rank sends and receives at the same time, that every rank has
+its own link to all others, and that nothing else uses it.
 
 Sources: R. Thakur, R. Rabenseifner and W. Gropp, Optimization of collective communication operations in MPICH, IJHPCA
 19(1), 2005 ("Thakur"); P. Patarasuk and X. Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations,
@@ -25,13 +25,13 @@ from commbench.collectives.operations import OPERATIONS
 
 Floats: TypeAlias = NDArray[np.float64]
 
-#: How far off a logarithm of a power of two may be computed.
+#: Rounding error of a computed logarithm of a power of two.
 _TINY = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hop:
-    """What it costs to hand a message to another rank: alpha + beta n, and gamma n to reduce it there."""
+    """Cost of a message to another rank: alpha + beta n, and gamma n to reduce it there."""
 
     alpha_us: float | Floats
     beta_us_per_byte: float | Floats
@@ -52,7 +52,7 @@ def ring_all_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
 def recursive_doubling_all_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
     """log2 p (alpha + n beta + n gamma) for powers of two (Thakur, 4.5).
 
-    The ranks beyond the largest power of two hand their data to another before, and get the result after.
+    Ranks beyond the largest power of two send their data to another rank first and receive the result at the end.
     """
     rounds, extra = _rounds(p)
     n = _floats(n)
@@ -64,7 +64,7 @@ def recursive_doubling_all_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Float
 def halving_doubling_all_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
     """2 log2 p alpha + 2(p-1)/p n beta + (p-1)/p n gamma for powers of two (Rabenseifner's; Thakur, 4.5).
 
-    The ranks beyond the largest power of two hand their data to another before, and get the result after.
+    Ranks beyond the largest power of two send their data to another rank first and receive the result at the end.
     """
     (rounds, extra), n = _rounds(p), _floats(n)
     share = 1 - 2.0**-rounds
@@ -78,10 +78,10 @@ def double_tree_all_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
 
 
 def hierarchical_all_reduce(p: ArrayLike, n: ArrayLike, inner: Hop, outer: Hop, ranks_per_node: int) -> Floats:
-    """reduce_scatter in each host, all_reduce of the shares across hosts, all_gather in each host; all of them rings.
+    """Reduce_scatter in each host, all_reduce of the shares across hosts, all_gather in each host; all of them rings.
 
-    The k ranks of a host each reduce n/k across, all at the same time over the host's one link (``outer``), which
-    carries what one all_reduce of n would: 2(m-1) alpha + 2(m-1)/m n beta with m = p/k hosts.
+    The k ranks of a host reduce n/k each across hosts, at the same time over the host's one link (``outer``). Together
+    they take as long as one all_reduce of n: 2(m-1) alpha + 2(m-1)/m n beta with m = p/k hosts.
     """
     k, hosts = float(ranks_per_node), _floats(p) / ranks_per_node
     return ring_reduce_scatter(k, n, inner) + ring_all_reduce(hosts, n, outer) + ring_all_gather(k, n, inner)
@@ -111,7 +111,7 @@ def ring_all_gather(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
 
 
 def recursive_doubling_all_gather(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
-    """ceil(log2 p) alpha + (p-1)/p n beta (Thakur, 4.1; for other than powers of two Bruck's, which takes as long)."""
+    """ceil(log2 p) alpha + (p-1)/p n beta (Thakur, 4.1); Bruck's, if p is no power of two, takes as long."""
     p = _floats(p)
     return _depth(p) * hop.alpha_us + (p - 1) / p * _floats(n) * hop.beta_us_per_byte
 
@@ -151,16 +151,16 @@ def ring_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
 
 
 def binomial_scatter(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
-    """ceil(log2 p) alpha + (p-1)/p n beta, and so is a binomial gather (Thakur, 4.2 and 4.4)."""
+    """ceil(log2 p) alpha + (p-1)/p n beta; the same as a binomial gather (Thakur, 4.2 and 4.4)."""
     return recursive_doubling_all_gather(p, n, hop)
 
 
 def linear_scatter(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
-    """(p-1) alpha + (p-1)/p n beta: the root deals with one rank after the other; a linear gather takes as long."""
+    """(p-1) alpha + (p-1)/p n beta: the root sends to one rank after the other; the same as a linear gather."""
     return ring_all_gather(p, n, hop)
 
 
-# ------------------------------------------------------------------------------------------------------- the others
+# ------------------------------------------------------------------------------------------------------- other
 
 
 def pairwise_all_to_all(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
@@ -210,8 +210,8 @@ ALGORITHMS: Mapping[str, Mapping[str, Form]] = MappingProxyType(
     }
 )
 
-#: Those in which every message is n/p bytes: on more ranks they are as long if n grows alike.
-SHARE_BY_SHARE = frozenset({"ring", "ring all_reduce", "hierarchical rings", "linear", "pairwise"})
+#: Algorithms whose messages are all of n/p bytes: with n proportional to p the messages keep their length.
+SHARE_SIZED_MESSAGES = frozenset({"ring", "ring all_reduce", "hierarchical rings", "linear", "pairwise"})
 
 
 def _floats(values: ArrayLike) -> Floats:
@@ -224,7 +224,7 @@ def _depth(p: ArrayLike) -> Floats:
 
 
 def _rounds(p: ArrayLike) -> tuple[Floats, Floats]:
-    """log2 of the largest power of two in p, and 1 where there are ranks beyond it, else 0."""
+    """Return log2 of the largest power of two up to p, and 1 if p is larger than that, else 0."""
     logarithm = np.log2(_floats(p))
     rounds = np.floor(logarithm + _TINY)
     return rounds, (logarithm - rounds > _TINY).astype(float)

@@ -21,12 +21,12 @@ from commbench.analysis.prediction.fits import (
     interval_of,
     isotonic,
     lines_at,
+    log_half_width,
     medians_over_launches,
     monotone_cubics,
     noise_of,
     parameter_interval,
     place_between,
-    reach,
     resampled_medians,
     table_of,
 )
@@ -87,17 +87,17 @@ class Curve:
         """Its 95 % interval, by resampling launches; None where fewer than 2 launches bear on that size.
 
         It knows how launches differ and not what lies between sizes: for that see `held_out_error`. Beyond the sizes
-        it knows that, too (`stray`). Same data, same interval.
+        it knows that, too (`half_width_beyond_sizes`). Same data, same interval.
         """
         launches, time_us = self._launches_at(message_bytes), self.time_us(message_bytes)
         resampled = self._resampled_us(message_bytes) if launches > 1 else np.array([])
-        interval, off = interval_of(time_us, resampled, launches), self.stray(message_bytes)
+        interval, off = interval_of(time_us, resampled, launches), self.half_width_beyond_sizes(message_bytes)
         if interval is None or not off:
             return interval
         low, high = (math.hypot(math.log(end / time_us), off) for end in (interval.low, interval.high))
         return dataclasses.replace(interval, low=time_us * math.exp(-low), high=time_us * math.exp(high))
 
-    def stray(self, message_bytes: float) -> float:
+    def half_width_beyond_sizes(self, message_bytes: float) -> float:
         """How far a time beyond the sizes may be off, in natural logarithms: half a 95 % interval; 0 between them.
 
         For each doubling of the largest size the error is that at sizes left out, or assumed where none could be; below
@@ -105,8 +105,8 @@ class Curve:
         """
         error = ASSUMED_ERROR if self.held_out_error is None else self.held_out_error
         if message_bytes < self.sizes[0]:
-            return reach(error, min(1.0, math.log2(self.sizes[0] / max(message_bytes, 1))))
-        return reach(error, max(0.0, math.log2(message_bytes / self.sizes[-1])))
+            return log_half_width(error, min(1.0, math.log2(self.sizes[0] / max(message_bytes, 1))))
+        return log_half_width(error, max(0.0, math.log2(message_bytes / self.sizes[-1])))
 
     @cached_property
     def parameter_intervals(self) -> Sequence[tuple[Interval | None, Interval | None]]:

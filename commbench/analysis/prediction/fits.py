@@ -214,7 +214,7 @@ _HALF_WIDTH = 1.96 / 0.6745
 _LEAST = 2
 
 
-def reach(error: float, doublings: float = 1.0) -> float:
+def log_half_width(error: float, doublings: float = 1.0) -> float:
     """Return half the width, in natural logarithms, of a 95 % interval of predictions with a median absolute error.
 
     That error is one of each doubling, of ranks for instance, and independent of those of the others.
@@ -288,7 +288,7 @@ def parameter_interval(centre: float, resampled: Floats, launches: int, *, least
     if launches < _LEAST:
         return None
     if launches in STUDENT_T_975:
-        reach = STUDENT_T_975[launches] * float(np.std(resampled)) * math.sqrt(launches / (launches - 1))
-        return Interval(low=max(least, centre - reach), high=centre + reach, level=LEVEL)
+        half_width = STUDENT_T_975[launches] * float(np.std(resampled)) * math.sqrt(launches / (launches - 1))
+        return Interval(low=max(least, centre - half_width), high=centre + half_width, level=LEVEL)
     low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     return Interval(low=min(low, centre), high=max(high, centre), level=LEVEL)

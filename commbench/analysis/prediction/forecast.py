@@ -17,7 +17,7 @@ from commbench.analysis.prediction.larger import (
     best_buckets,
     hook_case,
     local_step_ms,
-    on_own_cores,
+    model_on_own_cores,
 )
 from commbench.analysis.prediction.reasons import Reason
 from commbench.analysis.prediction.uncertainty import UncertainSteps
@@ -198,7 +198,7 @@ def _collective(
         estimate = curve.estimate(size, ranks, rate, ranks_per_node=ranks_per_node)
     except InputError as error:
         return CollectiveForecast(**named, status="unsupported", reason=Reason.of(error))
-    if estimate.is_least and estimate.start_up > _MOST_UNKNOWN:
+    if estimate.is_lower_bound and estimate.start_up > _MOST_UNKNOWN:
         subject = f"{family.backend} {family.operation}"
         reason = _unknown_start_up(subject, f"{subject} of {format_size(size)}")
         return CollectiveForecast(**named, status="unsupported", reason=reason)
@@ -208,9 +208,9 @@ def _collective(
         **named,
         time_us=estimate.time_us,
         time_us_low=estimate.low_us,
-        time_us_high=None if estimate.is_least else estimate.high_us,
-        level=None if estimate.is_least else estimate.level,
-        busbw_GBps=None if estimate.is_least else busbw,
+        time_us_high=None if estimate.is_lower_bound else estimate.high_us,
+        level=None if estimate.is_lower_bound else estimate.level,
+        busbw_GBps=None if estimate.is_lower_bound else busbw,
         algorithm=estimate.algorithm,
         held_out_error=curve.held_out.error,
         held_out_over=curve.held_out.over,
@@ -242,11 +242,11 @@ def training_forecasts(
     Raises:
         InputError: as `TrainedWorkload.model`.
     """
-    crowding = trained.crowding
-    model = on_own_cores(trained.model(network), crowding)
+    oversubscription = trained.oversubscription
+    model = model_on_own_cores(trained.model(network), oversubscription)
     caps = candidate_caps(trained.facts, most=_CAPS)
     held_out = trained.held_out(network)
-    known = {**trained.named, "held_out_error": held_out.error, "held_out_over": held_out.over}
+    known = {**trained.identity_columns, "held_out_error": held_out.error, "held_out_over": held_out.over}
     chosen = list(hooks or trained.hooks)
     steps, break_evens = [], []
     for rate, ranks in asked:
@@ -254,21 +254,27 @@ def training_forecasts(
         uncertain = UncertainSteps.on(model, there, held_out)
         named = {**known, **asked.named(ranks, rate)}
         steps += [
-            _step(uncertain, hook, caps, {**named, "hook": hook, "ranks_a_core": crowding}, is_least=there.is_least)
+            _step(
+                uncertain,
+                hook,
+                caps,
+                {**named, "hook": hook, "ranks_a_core": oversubscription},
+                is_lower_bound=there.is_lower_bound,
+            )
             for hook in chosen
         ]
-        break_evens.append(_break_even(uncertain, caps, named, is_least=there.is_least))
+        break_evens.append(_break_even(uncertain, caps, named, is_lower_bound=there.is_lower_bound))
     return steps, break_evens
 
 
 def _step(
-    steps: UncertainSteps, hook: str, caps: Sequence[str], named: Mapping[str, Any], *, is_least: bool
+    steps: UncertainSteps, hook: str, caps: Sequence[str], named: Mapping[str, Any], *, is_lower_bound: bool
 ) -> StepForecast:
     model = steps.likely
     try:
         best = best_buckets(model, hook, caps)
         default = model.predict(hook_case(model, hook, DEFAULT_CAP))
-        interval, rests_on = steps.interval_ms(best), _rests_on(steps, [best.case], is_least=is_least)
+        interval, rests_on = steps.interval_ms(best), _rests_on(steps, [best.case], is_lower_bound=is_lower_bound)
     except InputError as error:
         return StepForecast(**named, status="unsupported", reason=Reason.of(error))
     local_ms = local_step_ms(model)
@@ -278,7 +284,7 @@ def _step(
         bucket_cap_mb=best.case.bucket_cap_mb,
         step_ms=best.step_ms,
         step_ms_low=interval.low,
-        step_ms_high=None if is_least else interval.high,
+        step_ms_high=None if is_lower_bound else interval.high,
         overlapped_ms=best.overlapped_ms,
         serial_ms=best.serial_ms,
         exposed_comm_ms=best.exposed_comm_ms,
@@ -288,25 +294,25 @@ def _step(
     )
 
 
-def _rests_on(steps: UncertainSteps, cases: Iterable[TrainingCase], *, is_least: bool) -> dict[str, Any]:
+def _rests_on(steps: UncertainSteps, cases: Iterable[TrainingCase], *, is_lower_bound: bool) -> dict[str, Any]:
     """Of the network that steps are predicted on: how far off such predictions were, and the interval's level."""
     found = [steps.network.estimate(*message) for case in cases for message in steps.sent(case)]
     errors = [one.held_out_error for one in found if one.held_out_error is not None]
     is_known = steps.held_out.error is not None and all(one.level is not None for one in found)
-    return {"network_error": max(errors, default=None), "level": LEVEL if is_known and not is_least else None}
+    return {"network_error": max(errors, default=None), "level": LEVEL if is_known and not is_lower_bound else None}
 
 
 def _break_even(
-    steps: UncertainSteps, caps: Sequence[str], named: Mapping[str, Any], *, is_least: bool
+    steps: UncertainSteps, caps: Sequence[str], named: Mapping[str, Any], *, is_lower_bound: bool
 ) -> BreakEvenForecast:
-    if is_least:
+    if is_lower_bound:
         reason = _unknown_start_up(named["workload"], f"Whether top-k pays for {named['workload']}")
         return BreakEvenForecast(**named, status="unsupported", reason=reason)
     try:
         found, interval = steps.break_even(caps)
         top_k = [name for name in steps.likely.hooks if parse_hook(name)["hook"] == TOP_K]
         both = [hook_case(steps.likely, hook, DEFAULT_CAP) for hook in ("none", *top_k)]
-        rests_on = _rests_on(steps, both, is_least=is_least)
+        rests_on = _rests_on(steps, both, is_lower_bound=is_lower_bound)
     except InputError as error:
         return BreakEvenForecast(**named, status="unsupported", reason=Reason.of(error))
     return BreakEvenForecast(

@@ -31,7 +31,7 @@ from commbench.results.info import RunInfo
 
 
 class Family(NamedTuple):
-    """What curves on several numbers of ranks have in common."""
+    """The operation, backend, data type and pattern that curves on several numbers of ranks share."""
 
     operation: str
     backend: str
@@ -39,57 +39,55 @@ class Family(NamedTuple):
     pattern: str
 
     def __str__(self) -> str:
-        """Name it for people."""
         pattern = "" if self.pattern == "flat" else f", pattern {self.pattern}"
         return f"{self.backend} {self.operation} of {self.dtype}{pattern}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """What of a run tells about its network."""
+    """The curves of a run, and the facts about its network."""
 
     model: NetworkModel
-    """Its curves."""
     records: Sequence[Record]
-    """Of collectives: what carried them."""
+    """Records of collectives; they name the transports."""
     info: RunInfo
-    """As ``run.json`` holds it."""
+    """Contents of ``run.json``."""
 
     @property
     def ranks_per_node(self) -> int:
-        """Most ranks on one host."""
+        """The most ranks on one host."""
         return int(self.info.get("ranks_per_node") or 1)
 
     def transport(self, key: CurveKey) -> str:
-        """What carried a curve's messages."""
-        wanted = key.operation, key.backend, key.pattern
-        found = (r for r in self.records if (r.case.operation, r.case.backend, r.case.pattern) == wanted)
-        return next((r.transport for r in found if r.status == "ok"), "")
+        """Return the transport of a curve's messages."""
+        curve_key = key.operation, key.backend, key.pattern
+        records = (r for r in self.records if (r.case.operation, r.case.backend, r.case.pattern) == curve_key)
+        return next((r.transport for r in records if r.status == "ok"), "")
 
     def spans_hosts(self, key: CurveKey) -> bool:
-        """Whether a curve is of as many hosts as its ranks can be on: part of the ranks may fit into one."""
+        """Return whether a curve's ranks were on several hosts; a part of the ranks may fit into one host."""
         return self.info.get("nodes", 1) == 1 or key.world_size > self.ranks_per_node
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrowingNetwork:
-    """All operations of one or more runs of the same kind of hosts, to be predicted elsewhere."""
+    """All curves of one or more runs on the same kind of hosts, for predictions on other networks."""
 
     curves: Mapping[Family, GrowingCurve]
     unknown: Mapping[Family, str] = field(default_factory=dict)
-    """Why others cannot be predicted, a sentence each."""
+    """One sentence for each family that cannot be predicted."""
     ranks_per_node: int = 1
-    """Of the runs across hosts; of runs on one host alone the most."""
+    """Of the runs across hosts; of runs on one host, the largest."""
 
     @classmethod
     def fit(cls, runs: Iterable[MeasuredRun]) -> GrowingNetwork:
-        """Fit what every operation's hop costs, over all runs and numbers of ranks.
+        """Fit the cost per hop of every operation, over all runs and numbers of ranks.
 
         Raises:
-            InputError: the runs are of different libraries or numbers of ranks on a host, which do not mix.
+            InputError: the runs differ in libraries or in ranks on a host.
         """
         runs = list(runs)
-        _check_alike(runs)
+        _check_conditions(runs)
         ranks_per_node = _ranks_per_node(runs)
         across: dict[Family, list[MeasuredCurve]] = {}
         inner: dict[Family, Curve] = {}
@@ -101,8 +99,8 @@ class GrowingNetwork:
                     inner[family] = curve
                 elif key.pattern in GROWING_PATTERNS and key.operation in ALGORITHMS:
                     link = link_of(run.info, run.transport(key)) if run.spans_hosts(key) else WITHIN_HOST
-                    one = MeasuredCurve(curve=curve, world_size=key.world_size, link=link)
-                    (within if link.is_within_host else across).setdefault(family, []).append(one)
+                    measured_curve = MeasuredCurve(curve=curve, world_size=key.world_size, link=link)
+                    (within if link.is_within_host else across).setdefault(family, []).append(measured_curve)
         curves: dict[Family, GrowingCurve] = {}
         unknown: dict[Family, str] = {}
         for family in sorted(across | within):
@@ -127,14 +125,14 @@ class GrowingNetwork:
         pattern: str = "flat",
         rate_bps: float | None = None,
         ranks_per_node: int | None = None,
-        crowded: bool = False,
+        has_shared_cores: bool = False,
     ) -> LargerNetwork:
-        """The network of one backend on so many ranks; arguments as for `GrowingCurve.estimate`.
+        """Return the network of one backend on ``world_size`` ranks; arguments as for `GrowingCurve.estimate`.
 
-        With ``ranks_per_node`` it refuses what cannot be predicted for hosts of so many (`GrowingCurve.check_hosts`).
+        With ``ranks_per_node``, predictions check the hosts first (`GrowingCurve.check_hosts`).
 
         Raises:
-            InputError: nothing of that backend was measured.
+            InputError: no curve of that backend and pattern was measured.
         """
         curves = {
             (family.operation, family.dtype): curve
@@ -143,7 +141,7 @@ class GrowingNetwork:
         }
         if not curves:
             raise InputError(
-                f"No curve of {backend} was measured, from which larger numbers of ranks could be predicted; measure "
+                f"No curve of {backend} was measured, so larger numbers of ranks cannot be predicted; measure "
                 f"some first: commbench run --backend {backend} -c all_reduce,all_gather --sizes 64K:64M:4."
             )
         return LargerNetwork(
@@ -153,67 +151,69 @@ class GrowingNetwork:
             servers=SERVERS.get(backend, 1),
             rate_bps=rate_bps,
             ranks_per_node=ranks_per_node,
-            crowded=crowded,
+            has_shared_cores=has_shared_cores,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargerNetwork:
-    """A `commbench.analysis.prediction.network.Network` of other numbers of ranks or rates of the links."""
+    """A `commbench.analysis.prediction.network.Network` with other numbers of ranks or link rates."""
 
     curves: Mapping[tuple[str, str], GrowingCurve]
-    """By operation and data type, all of one backend and pattern."""
+    """By operation and data type; all of one backend and pattern."""
     backend: str
     world_size: int
     servers: int
     rate_bps: float | None = None
     """None: as measured."""
     ranks_per_node: int | None = None
-    """None: unchecked."""
-    crowded: bool = False
+    """None: not checked."""
+    has_shared_cores: bool = False
     """As for `GrowingCurve.estimate`."""
-    _known: dict[tuple[str, str, float], float] = field(default_factory=dict, repr=False, compare=False)
+    _times_us: dict[tuple[str, str, float], float] = field(default_factory=dict, repr=False, compare=False)
     _estimates: dict[tuple[str, str, float], Estimate] = field(default_factory=dict, repr=False, compare=False)
 
     def time_us(self, operation: str, dtype: str, message_bytes: float) -> float:
-        """How long one operation alone is predicted to take, in microseconds.
+        """Return the predicted time of one operation alone, in microseconds.
 
         Raises:
-            InputError: nothing is known about that operation, or its algorithm is too uncertain.
+            InputError: the operation was not measured, or its algorithm is too uncertain.
         """
         key = operation, dtype, message_bytes
-        if key not in self._known:
-            curve, place = self.curve(operation, dtype), self._place
-            self._known[key] = curve.time_us(message_bytes, self.world_size, self.rate_bps, **place)
-        return self._known[key]
+        if key not in self._times_us:
+            curve, location = self.curve(operation, dtype), self._location
+            self._times_us[key] = curve.time_us(message_bytes, self.world_size, self.rate_bps, **location)
+        return self._times_us[key]
 
     def estimate(self, operation: str, dtype: str, message_bytes: float) -> Estimate:
-        """The same with its interval.
+        """Return the predicted time with its interval.
 
         Raises:
             InputError: as `time_us`.
         """
         key = operation, dtype, message_bytes
         if key not in self._estimates:
-            curve, place = self.curve(operation, dtype), self._place
-            self._estimates[key] = curve.estimate(message_bytes, self.world_size, self.rate_bps, **place)
+            curve, location = self.curve(operation, dtype), self._location
+            self._estimates[key] = curve.estimate(message_bytes, self.world_size, self.rate_bps, **location)
         return self._estimates[key]
 
     @property
-    def is_least(self) -> bool:
-        """Whether its times are the least that is possible; see `Estimate`."""
+    def is_lower_bound(self) -> bool:
+        """Return whether its times are lower bounds; see `Estimate`."""
         place = self.world_size, self.rate_bps, self.ranks_per_node
-        return any(curve.starts_are_unknown(*place) for curve in self.curves.values())
+        return any(curve.has_unknown_start_up(*place) for curve in self.curves.values())
 
     @property
-    def _place(self) -> dict[str, Any]:
-        return {"ranks_per_node": self.ranks_per_node, "crowded": self.crowded}
+    def _location(self) -> dict[str, Any]:
+        return {"ranks_per_node": self.ranks_per_node, "has_shared_cores": self.has_shared_cores}
 
     def curve(self, operation: str, dtype: str) -> GrowingCurve:
-        """What the prediction of an operation rests on; that of another data type where it only moves data.
+        """Return the curve of an operation and data type.
+
+        An operation without reduction falls back to another data type.
 
         Raises:
-            InputError: there is nothing; the sentence names the command that measures it.
+            InputError: there is no curve; the message names the command that measures it.
         """
         if (operation, dtype) in self.curves:
             return self.curves[operation, dtype]
@@ -225,63 +225,65 @@ class LargerNetwork:
 
 
 def _ranks_per_node(runs: Sequence[MeasuredRun]) -> int:
-    """Of the runs across hosts, which agree; else most on the one host."""
+    """Return the ranks per host of the runs across hosts, which agree; else the most on one host."""
     return max((((run.info.get("nodes") or 1) > 1, run.ranks_per_node) for run in runs), default=(False, 1))[1]
 
 
-def _check_alike(runs: Sequence[MeasuredRun]) -> None:
-    """Unlike conditions do not mix."""
+def _check_conditions(runs: Sequence[MeasuredRun]) -> None:
+    """Check that the runs agree in libraries and ranks per host."""
     libraries: dict[str, str] = {}
     ranks_per_node: set[int] = set()
     for run in runs:
         for backend, library in (run.info.get("libraries") or {}).items():
             if libraries.setdefault(backend, library) != library:
-                raise _unlike(f"libraries ({libraries[backend]} and {library})")
+                raise _mixed_conditions_error(f"libraries ({libraries[backend]} and {library})")
         ranks_per_node |= {run.ranks_per_node} if (run.info.get("nodes") or 1) > 1 else set()
     if len(ranks_per_node) > 1:
-        raise _unlike(f"numbers of ranks on a host ({' and '.join(map(str, sorted(ranks_per_node)))})")
+        raise _mixed_conditions_error(f"numbers of ranks on a host ({' and '.join(map(str, sorted(ranks_per_node)))})")
 
 
-def _unlike(what: str) -> InputError:
-    return InputError(f"The runs have different {what}, which do not mix; predict from runs that were measured alike.")
+def _mixed_conditions_error(conditions: str) -> InputError:
+    return InputError(
+        f"The runs have different {conditions}, which do not mix; predict from runs that were measured alike."
+    )
 
 
-#: Adding one received value takes about so many times as long as zeroing one element of the bucket it is added to:
-#: 16 to 30 on one core for densities of 0.001 to 0.1 of 25 MiB, since values lie scattered.
+#: Time to add one received value, relative to zeroing one element of the bucket. Measured: 16 to 30 on one core, for
+#: densities of 0.001 to 0.1 of 25 MiB; the values are scattered in memory.
 ADDING_OVER_ZEROING = 20.0
-#: Settings at most that are left out in turn to see how far off predictions are.
+#: The most settings that are held out, one at a time, to measure the prediction error.
 _MOST_LEFT_OUT = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedWorkload:
-    """One workload as it was trained: what the model of its step is made of."""
+    """The training records of one workload, from which the model of its step is calibrated."""
 
     facts: WorkloadFacts
     records: Sequence[TrainingRecord]
-    """Of one workload, backend, number of ranks, batch and precision."""
+    """All of one workload, backend, number of ranks, batch and precision."""
     run: str = ""
-    """Name of the run that holds them."""
+    """Name of the run with the records."""
     ranks_per_node: int | None = None
-    """Of the hosts that it was trained on; ranks that fit on one met no link. None: as many as were measured."""
+    """Ranks on each host of the training; ranks on one host use no link. None: as measured."""
     rate_bps: float | None = None
-    """Of the links that it was trained over, in bits per second; None: those of the network's measurement."""
+    """Link rate of the training in bits per second; None: as in the network's measurement."""
     shared_cores: int | None = None
-    """Cores that all its hosts shared, because they were emulated; None: every host had its own."""
+    """Cores that all emulated hosts shared; None: every host had its own."""
 
     @property
     def backend(self) -> str:
-        """What exchanged its gradients."""
+        """The backend that exchanged the gradients."""
         return self.records[0].case.carrier
 
     @property
     def world_size(self) -> int:
-        """The ranks on which it was trained."""
+        """The ranks of the training."""
         return self.records[0].case.world_size
 
     @property
-    def named(self) -> dict[str, Any]:
-        """The columns that name it."""
+    def identity_columns(self) -> dict[str, Any]:
+        """The columns that identify the workload."""
         case = self.records[0].case
         names = ("workload", "backend", "batch_per_rank", "precision")
         trained_on = f"{case.world_size} ranks" + (f" in {self.run}" if self.run else "")
@@ -289,28 +291,29 @@ class TrainedWorkload:
 
     @property
     def hooks(self) -> list[str]:
-        """The hooks that were trained, by name: as they are listed, the densest first."""
+        """Names of the trained hooks, in the registry's order, the densest first."""
         cases = {r.case.hook_name: r.case for r in self.records if r.case.uses_ddp and r.status == "ok"}
         return sorted(cases, key=lambda name: (hook_position(cases[name].hook), -(cases[name].density or 0.0), name))
 
     @property
-    def crowding(self) -> float:
-        """How many times as long computing took because ranks of other hosts wanted the same cores."""
-        return float(Link(shared_cores=self.shared_cores).crowding(self.world_size))
+    def oversubscription(self) -> float:
+        """The factor by which computing took longer because ranks of other hosts used the same cores."""
+        return float(Link(shared_cores=self.shared_cores).oversubscription(self.world_size))
 
     def model(self, network: GrowingNetwork) -> StepModel:
-        """Its step as it was measured, on the network where it was.
+        """Return the calibrated model of the step on the network of the training.
 
         Raises:
-            InputError: the network was not measured, not within a host where that is where it was trained, or something
-                that the model needs was not trained.
+            InputError: the network was not measured, or not within a host although the training was, or a setting that
+                the
+            model needs was not trained.
         """
-        place: dict[str, Any] = {"rate_bps": self.rate_bps, "ranks_per_node": self.ranks_per_node}
-        there = network.at(self.backend, self.world_size, **place, crowded=True)
-        return StepModel.calibrate(self.facts, there, self.records)
+        location: dict[str, Any] = {"rate_bps": self.rate_bps, "ranks_per_node": self.ranks_per_node}
+        network_as_trained = network.at(self.backend, self.world_size, **location, has_shared_cores=True)
+        return StepModel.calibrate(self.facts, network_as_trained, self.records)
 
     def held_out(self, network: GrowingNetwork) -> HeldOut:
-        """How far off its steps are where one setting at a time is left out of what the model is made from.
+        """Return the prediction error of steps, with one setting at a time held out of the calibration.
 
         Raises:
             InputError: as `model`.
@@ -328,40 +331,42 @@ class TrainedWorkload:
         return HeldOut(error=statistics.median(errors) if errors else None, over=over)
 
 
-def on_own_cores(model: StepModel, crowding: float) -> StepModel:
-    """The model of a step whose computing took ``crowding`` times as long as it does where hosts have their own cores.
+def model_on_own_cores(model: StepModel, oversubscription: float) -> StepModel:
+    """Return the model of the same step if every host has its own cores: computing is faster by ``oversubscription``.
 
-    What of a step neither computing nor communication explains stays, and so does what DDP adds to the forward pass
-    where it broadcasts buffers there.
+    The part of the step that neither computing nor communication explains stays. What DDP adds to the forward pass
+    stays too if DDP broadcasts buffers there.
     """
     names = ["forward_ms", "backward_ms", "optimizer_ms", "other_ms", "copy_ms_per_byte"]
     names += [] if model.facts.buffer_bytes else ["ddp_forward_ms"]
-    freed = {name: getattr(model, name) / crowding for name in names}
+    computing = {name: getattr(model, name) / oversubscription for name in names}
     return dataclasses.replace(
-        model, hooks={name: cost.faster(crowding) for name, cost in model.hooks.items()}, **freed
+        model, hooks={name: cost.faster(oversubscription) for name, cost in model.hooks.items()}, **computing
     )
 
 
-def on_network(model: StepModel, network: Network) -> StepModel:
-    """The model of the same step on another network; what a hook decodes grows with the ranks that it is from."""
+def model_on_network(model: StepModel, network: Network) -> StepModel:
+    """Return the model of the same step on another network; the decoding cost of top-k scales with the ranks."""
     ranks = model.network.world_size, network.world_size
     costs = dict(model.hooks)
     for name, cost in model.hooks.items():
         density = _top_k_density(name)
         if density is not None:
-            costs[name] = _decoded(cost, [density * count for count in ranks])
+            costs[name] = _with_decoding_load(cost, [density * count for count in ranks])
     return dataclasses.replace(model, network=network, hooks=costs)
 
 
-def with_density(model: StepModel, density: float) -> tuple[StepModel, str]:
-    """The model with top-k of a density that was not measured, and the name of that hook.
+def model_with_density(model: StepModel, density: float) -> tuple[StepModel, str]:
+    """Return the model with top-k of another density, and the name of that hook.
 
-    Selecting takes what it takes at the nearest density that was measured, and so does the overlap.
+    The encoding cost and the overlap are those of the nearest measured density.
 
     Raises:
         InputError: no top-k was measured.
     """
-    measured = {name: each for name in model.hooks if (each := _top_k_density(name)) is not None}
+    measured = {
+        name: measured_density for name in model.hooks if (measured_density := _top_k_density(name)) is not None
+    }
     if not measured:
         raise UnpredictedError("top_k_unmeasured")
     nearest = min(
@@ -369,17 +374,17 @@ def with_density(model: StepModel, density: float) -> tuple[StepModel, str]:
     )
     name = hook_case(model, nearest, "default", density=density).hook_name
     loads = [measured[nearest] * model.network.world_size, density * model.network.world_size]
-    same: dict[str, Any] = {
+    overlap_and_rest: dict[str, Any] = {
         field: {**getattr(model, field), name: getattr(model, field)[nearest]}
         for field in ("overlap", "rest_ms")
         if nearest in getattr(model, field)
     }
-    hooks = {**model.hooks, name: _decoded(model.hooks[nearest], loads)}
-    return dataclasses.replace(model, hooks=hooks, **same), name
+    hooks = {**model.hooks, name: _with_decoding_load(model.hooks[nearest], loads)}
+    return dataclasses.replace(model, hooks=hooks, **overlap_and_rest), name
 
 
 def hook_case(model: StepModel, hook: str, cap: str, *, density: float | None = None) -> TrainingCase:
-    """The setting of a hook and a bucket size on the model's network; ``density`` in place of the hook's own."""
+    """Return the case of a hook and a bucket size on the model's network; ``density`` replaces the hook's own."""
     fields = parse_hook(hook)
     if density is not None:
         fields["density"] = float(f"{density:.3g}")
@@ -387,16 +392,16 @@ def hook_case(model: StepModel, hook: str, cap: str, *, density: float | None = 
 
 
 def best_buckets(model: StepModel, hook: str, caps: Sequence[str]) -> StepPrediction:
-    """The prediction of the bucket size with the shortest step.
+    """Return the prediction for the bucket size with the shortest step.
 
     Raises:
-        InputError: the hook was not measured, or nothing is known of what it sends on the network.
+        InputError: the hook was not measured, or the network lacks a collective that it uses.
     """
     return min((model.predict(hook_case(model, hook, cap)) for cap in caps), key=lambda step: step.step_ms)
 
 
 def local_step_ms(model: StepModel) -> float:
-    """The step without DDP, in milliseconds."""
+    """Return the time of the step without DDP, in milliseconds."""
     passes = model.reference.accumulation * (model.forward_ms + model.backward_ms)
     return passes + model.optimizer_ms + model.other_ms
 
@@ -407,7 +412,10 @@ def _top_k_density(hook_name: str) -> float | None:
     return hook["density"] if hook["hook"] == TOP_K else None
 
 
-def _decoded(cost: HookCost, loads: Sequence[float]) -> HookCost:
-    """The cost where other values are added: ``loads`` are those of all ranks for an element, before and now."""
+def _with_decoding_load(cost: HookCost, loads: Sequence[float]) -> HookCost:
+    """Return the cost for another number of added values.
+
+    ``loads`` are the values per element from all ranks, before and now.
+    """
     before, now = (1.0 + ADDING_OVER_ZEROING * load for load in loads)
     return dataclasses.replace(cost, decode_ms_per_element=now / before * cost.decode_ms_per_element)

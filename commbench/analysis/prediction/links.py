@@ -1,4 +1,4 @@
-"""What a run says about the links that its messages crossed: their rate, and who shares the cores behind them."""
+"""Links between hosts: their rate, their headers, and the cores that ranks share."""
 
 from __future__ import annotations
 
@@ -17,75 +17,77 @@ from commbench.system.host import Host, Interface
 from commbench.system.topology import Emulated
 from commbench.units import format_link_rate, parse_link_rate
 
-#: Bytes of IPv4, TCP with timestamps, and Ethernet, in every frame; a real wire adds preamble, checksum and gap.
+#: Header bytes of a frame: IPv4 and TCP with timestamps; Ethernet; preamble, checksum and gap on a physical link.
 _IP_TCP, _ETHERNET, _WIRE = 52, 14, 24
 _USUAL_MTU = 1500
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A host's link to the others, each way."""
+    """A host's link to the other hosts, in each direction."""
 
     rate_bps: float | None = None
-    """Bits per second; infinite within a host and where an emulated link is not shaped; None: not known."""
+    """Bits per second; infinite within a host and on an emulated link without a rate; None: unknown."""
     payload: float = 1.0
-    """Share of the rate that messages get: the rest is headers; 1 where there is no frame to count."""
+    """Share of the rate that is left for messages beside headers; 1 if there are no frames."""
     shared_cores: int | None = None
-    """Cores that all hosts share, because they are emulated; None: every host has its own."""
-    told_by: str = ""
-    """Where the rate is from, for people."""
+    """Cores that all emulated hosts share; None: every host has its own."""
+    source: str = ""
+    """Source of the rate, in words."""
     directions: int = 1
-    """How many of its directions messages fill at once: 2 where both ends send."""
+    """Directions that messages use at the same time: 2 if both ends send."""
 
     @property
     def us_per_byte(self) -> float:
-        """What the link itself takes for a byte of a message, in microseconds; NaN where the rate is not known."""
+        """The link's time for a byte of a message, in microseconds; NaN if the rate is unknown."""
         return math.nan if self.rate_bps is None else 8e6 / (self.rate_bps * self.payload)
 
     @property
     def bound_bps(self) -> float | None:
-        """What goes over it at most, in bits per second: the rate of all directions that are filled."""
+        """Upper bound of the bandwidth in bits per second: the rates of all used directions."""
         return None if self.rate_bps is None else self.directions * self.rate_bps
 
     @property
     def is_within_host(self) -> bool:
-        """Whether messages never left a host."""
+        """Return whether messages stay within a host."""
         return self == WITHIN_HOST
 
-    def at_rate(self, rate_bps: float) -> Link:
-        """The same link, were it so fast."""
+    def with_rate(self, rate_bps: float) -> Link:
+        """Return the same link with another rate."""
         if self.rate_bps is not None and rate_bps == self.rate_bps:
             return self
         payload = self.payload if self.payload < 1 else _payload(_USUAL_MTU, _WIRE)
-        return Link(rate_bps=rate_bps, payload=payload, shared_cores=self.shared_cores, told_by="what if")
+        return Link(rate_bps=rate_bps, payload=payload, shared_cores=self.shared_cores, source="what if")
 
     def is_like(self, other: Link, world_size: int) -> bool:
-        """Whether so many ranks find the same over both."""
-        return bool(self.rate_bps == other.rate_bps and self.crowding(world_size) == other.crowding(world_size))
+        """Return whether ``world_size`` ranks get the same rate and oversubscription over both links."""
+        return bool(
+            self.rate_bps == other.rate_bps and self.oversubscription(world_size) == other.oversubscription(world_size)
+        )
 
-    def crowding(self, world_size: float | Floats) -> Floats:
-        """How many times as long a rank's own work takes because ranks of other hosts want the same cores."""
+    def oversubscription(self, world_size: float | Floats) -> Floats:
+        """Return the ranks per shared core, at least 1: the factor by which a rank's own work takes longer."""
         return np.maximum(1.0, np.asarray(world_size) / (self.shared_cores or math.inf))
 
     def __str__(self) -> str:
-        """Name it for people."""
+        """Return the rate and its source, in words."""
         if self.rate_bps is None:
             return "a link of unknown rate"
         if math.isinf(self.rate_bps):
-            return self.told_by
+            return self.source
         both = "both ways of " if self.directions > 1 else ""
-        return f"{both}{format_link_rate(self.rate_bps)} ({self.told_by})"
+        return f"{both}{format_link_rate(self.rate_bps)} ({self.source})"
 
 
-#: What ranks of the same host have between them.
-WITHIN_HOST = Link(rate_bps=math.inf, told_by="within one host")
+#: The link between ranks of one host.
+WITHIN_HOST = Link(rate_bps=math.inf, source="within one host")
 
 
 def link_of(info: RunInfo, transport: str) -> Link:
-    """The link of a run's hosts, as its emulation or the network interface named by a record's ``transport`` has it.
+    """Return the link of a run's hosts, from the emulation or from the network interfaces that ``transport`` names.
 
     Args:
-        info: what ``run.json`` holds.
+        info: contents of ``run.json``.
         transport: of a record, e.g. ``tcp/eth0``.
     """
     environment = info.get("environment") or {}
@@ -100,14 +102,14 @@ def link_of(info: RunInfo, transport: str) -> Link:
     if not speeds or len(speeds) < len(crossed):
         return Link()
     payload = _payload(_mtu(hosts, transport), _WIRE)
-    return Link(rate_bps=1e6 * min(speeds), payload=payload, told_by=f"slowest {transport}")
+    return Link(rate_bps=1e6 * min(speeds), payload=payload, source=f"slowest {transport}")
 
 
 def limit_of(row: Row, info: RunInfo) -> Link | None:
-    """The link whose rate bounds a row's bus bandwidth; None where none is known to.
+    """Return the link whose rate bounds a row's bus bandwidth; None if no such link is known.
 
-    With one rank on each of several hosts all that is sent crosses it, and all wait for the slowest; between two of
-    many ranks there may be a faster one.
+    A bound exists only with one rank on each of several hosts: then all traffic crosses the link, and all ranks wait
+    for the slowest. Two ranks among many may have a faster link.
     """
     if row.ranks_per_node != 1 or (row.nodes or 1) < 2 or row.pattern != "flat":  # noqa: PLR2004 - several
         return None
@@ -121,30 +123,30 @@ def limit_of(row: Row, info: RunInfo) -> Link | None:
 
 
 def _emulation(info: RunInfo) -> Emulated | None:
-    found: Emulated | None = info.get("emulated") or (info.get("environment") or {}).get("emulated")
-    return found
+    emulated: Emulated | None = info.get("emulated") or (info.get("environment") or {}).get("emulated")
+    return emulated
 
 
 def _emulated(emulated: Emulated, cores: int | None, mtu: int) -> Link:
-    """The slowest link of an emulated cluster: in a ring, and in most else, all wait for it."""
+    """Return the slowest link of an emulated cluster, which bounds a ring and most other patterns."""
     texts = [emulated.get("rate"), *(emulated.get("slow") or {}).values(), emulated.get("uplink")]
     rates = [rate for text in texts if text and (rate := parse_link_rate(str(text)))]
-    told_by = "emulated" if rates else "emulated without a rate"
+    source = "emulated" if rates else "emulated without a rate"
     if len(set(rates)) > 1:
-        told_by = "the slowest, emulated"
-    return Link(rate_bps=min(rates, default=math.inf), payload=_payload(mtu), shared_cores=cores, told_by=told_by)
+        source = "the slowest, emulated"
+    return Link(rate_bps=min(rates, default=math.inf), payload=_payload(mtu), shared_cores=cores, source=source)
 
 
 def _interfaces(hosts: Iterable[Host], transport: str) -> list[Interface]:
-    """The interfaces of all hosts that a transport such as ``tcp/eth0+lo`` names, but the loopback."""
+    """Return the interfaces of all hosts that a transport such as ``tcp/eth0+lo`` names, except the loopback."""
     names = set(transport.removeprefix("tcp/").split("+")) - {"lo"}
-    return [each for host in hosts for each in host.get("interfaces") or () if each.get("name") in names]
+    return [interface for host in hosts for interface in host.get("interfaces") or () if interface.get("name") in names]
 
 
-def _payload(mtu: int, unseen: int = 0) -> float:
-    """The share of what the link carries that is neither header nor, with ``unseen`` bytes a frame, the wire's own."""
-    return (mtu - _IP_TCP) / (mtu + _ETHERNET + unseen)
+def _payload(mtu: int, wire_bytes: int = 0) -> float:
+    """Return the share of a frame that is payload; ``wire_bytes`` more are on the wire for each frame."""
+    return (mtu - _IP_TCP) / (mtu + _ETHERNET + wire_bytes)
 
 
 def _mtu(hosts: Iterable[Host], transport: str) -> int:
-    return min((each.get("mtu") or _USUAL_MTU for each in _interfaces(hosts, transport)), default=_USUAL_MTU)
+    return min((interface.get("mtu") or _USUAL_MTU for interface in _interfaces(hosts, transport)), default=_USUAL_MTU)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from commbench.analysis.prediction.breakeven import SPARSEST, BreakEven, BreakEvenSearch
-from commbench.analysis.prediction.fits import reach
+from commbench.analysis.prediction.fits import log_half_width
 from commbench.analysis.prediction.growth import HeldOut
-from commbench.analysis.prediction.larger import LargerNetwork, best_buckets, on_network, with_density
+from commbench.analysis.prediction.larger import LargerNetwork, best_buckets, model_on_network, model_with_density
 from commbench.analysis.prediction.steps import StepModel, StepPrediction
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.stats import Interval
@@ -66,10 +66,10 @@ class UncertainSteps:
     @classmethod
     def on(cls, model: StepModel, network: LargerNetwork, held_out: HeldOut) -> UncertainSteps:
         """The model of a measured step on another network."""
-        low, high = (on_network(model, NetworkEnd(network=network, is_high=is_high)) for is_high in (False, True))
-        least, most = (on_network(extreme, network) for extreme in model.extremes())
+        low, high = (model_on_network(model, NetworkEnd(network=network, is_high=is_high)) for is_high in (False, True))
+        least, most = (model_on_network(extreme, network) for extreme in model.extremes())
         ends = [(low, high), (least, most)]
-        return cls(likely=on_network(model, network), ends=ends, network=network, held_out=held_out)
+        return cls(likely=model_on_network(model, network), ends=ends, network=network, held_out=held_out)
 
     def sent(self, case: TrainingCase) -> list[tuple[str, str, float]]:
         """What a case sends: operation, data type and bytes, as `LargerNetwork.estimate` takes them."""
@@ -81,7 +81,7 @@ class UncertainSteps:
         Raises:
             InputError: nothing is known of what its hook sends.
         """
-        below, above = self._reach(step)
+        below, above = self._log_half_widths(step)
         return Interval(
             low=step.step_ms * math.exp(-math.hypot(below, self._off)),
             high=step.step_ms * math.exp(math.hypot(above, self._off)),
@@ -98,9 +98,9 @@ class UncertainSteps:
         """
         search = BreakEvenSearch(model=self.likely, caps=caps)
         density = search.density()
-        below, above = self._reach(best_buckets(self.likely, "none", caps))
+        below, above = self._log_half_widths(best_buckets(self.likely, "none", caps))
         sparse, hook = self._with_density(density or SPARSEST)
-        faster, slower = sparse._reach(best_buckets(sparse.likely, hook, caps))  # noqa: SLF001 - of the same class
+        faster, slower = sparse._log_half_widths(best_buckets(sparse.likely, hook, caps))  # noqa: SLF001 - of the same class
         worst = math.exp(math.hypot(below, slower, self._off))
         best = math.exp(math.hypot(above, faster, self._off))
         low, high = (search.density(handicap=by, halvings=_HALVINGS) or 0.0 for by in (worst, 1 / best))
@@ -110,15 +110,15 @@ class UncertainSteps:
     @property
     def _off(self) -> float:
         """Half the interval of a step's logarithm on a network that is known."""
-        return reach(self.held_out.error or 0.0)
+        return log_half_width(self.held_out.error or 0.0)
 
     def _with_density(self, density: float) -> tuple[UncertainSteps, str]:
         """The same with top-k of a density, and the name of that hook."""
-        likely, hook = with_density(self.likely, density)
-        ends = [(with_density(low, density)[0], with_density(high, density)[0]) for low, high in self.ends]
+        likely, hook = model_with_density(self.likely, density)
+        ends = [(model_with_density(low, density)[0], model_with_density(high, density)[0]) for low, high in self.ends]
         return dataclasses.replace(self, likely=likely, ends=ends), hook
 
-    def _reach(self, step: StepPrediction) -> tuple[float, float]:
+    def _log_half_widths(self, step: StepPrediction) -> tuple[float, float]:
         """How far a step's logarithm may be off below and above, for reasons that are independent of each other."""
         below, above = [0.0], [0.0]
         for pair in self.ends:
