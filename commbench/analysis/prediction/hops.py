@@ -142,6 +142,8 @@ def _fit(form: Form, measured: Sequence[MeasuredCurve], name: str) -> tuple[Fitt
 def _minimise(loss: Callable[..., Floats], largest: Sequence[float]) -> tuple[list[float], float]:
     """Return the arguments that minimise ``loss`` and the minimum, by a logarithmic grid that is refined.
 
+    scipy.optimize.differential_evolution finds the same minima in 20 times the time; its bounds on logarithms exclude 0.
+
     Args:
         loss: takes one array for each argument; they broadcast and end in an axis of length 1, which the result lacks.
         largest: the largest value of each argument; each may also be 0.
