@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +14,7 @@ from rich.text import Text
 from commbench.analysis.stragglers.findings import Family, Findings, Straggler
 from commbench.analysis.stragglers.matrix import Links, places
 from commbench.collectives.operations import OPERATIONS
+from commbench.report.columns import Cell, plain_table, printed
 from commbench.results.pairs import Matrix
 from commbench.units import counted, format_size, format_time, three_digits, time_unit
 
@@ -112,17 +112,19 @@ def _each_with_each(
 ) -> Table:
     times = np.full((len(names), len(names)), np.nan)
     times[links.source, links.target] = np.exp(links.values[0])
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("", overflow="fold")
     headings = _headings(names)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for source, heading, line in zip(names, headings, times.tolist(), strict=True):
-        cells = (
-            _cell(text_of, time, slow=any(straggler.covers(source, target) for straggler in stragglers))
-            for target, time in zip(names, line, strict=True)
-        )
-        table.add_row(source if source == heading else f"{heading} {source}", *cells)
+    lines: list[list[str | Cell]] = [
+        [
+            source if source == heading else f"{heading} {source}",
+            *(
+                _cell(text_of, time, slow=any(straggler.covers(source, target) for straggler in stragglers))
+                for target, time in zip(names, line, strict=True)
+            ),
+        ]
+        for source, heading, line in zip(names, headings, times.tolist(), strict=True)
+    ]
+    table = printed(plain_table(["", *headings], lines, words=1))
+    table.columns[0].overflow, table.columns[0].no_wrap = "fold", False
     return table
 
 
@@ -141,25 +143,23 @@ def _worst(
     sends, receives = (scores[0] for scores in between.scores(len(names)))
     score = np.fmax(sends, receives)
     typical = float(np.nanmedian(score))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column(f"worst {WORST} of {len(names)}", no_wrap=True)
-    for heading in ("sends", "receives", "times the typical"):
-        table.add_column(heading, justify="right", no_wrap=True)
     order = np.argsort(-np.nan_to_num(score, nan=-math.inf), kind="stable")
+    lines: list[list[str | Cell]] = []
     for unit in order[:WORST].tolist():
         ends = ((names[unit], ""), ("", names[unit]))
         cells = [
             _cell(text_of, math.exp(way[unit]), slow=any(straggler.covers(*end) for straggler in stragglers))
             for way, end in zip((sends, receives), ends, strict=True)
         ]
-        table.add_row(names[unit], *cells, f"{math.exp(score[unit] - typical):.2f}")
-    return table
+        lines.append([names[unit], *cells, f"{math.exp(score[unit] - typical):.2f}"])
+    headings = (f"worst {WORST} of {len(names)}", "sends", "receives", "times the typical")
+    return printed(plain_table(headings, lines, words=1))
 
 
-def _cell(text_of: Callable[[float], str], time_us: float, *, slow: bool) -> Text:
+def _cell(text_of: Callable[[float], str], time_us: float, *, slow: bool) -> Cell:
     if math.isnan(time_us):
-        return Text("-", style="dim")
-    return Text(f"{text_of(time_us)}{_MARK if slow else ''}", style="red" if slow else "")
+        return Cell("-", tone="quiet")
+    return Cell(f"{text_of(time_us)}{_MARK if slow else ''}", tone="bad" if slow else "")
 
 
 # ------------------------------------------------------------------------------------------------------- the sentence

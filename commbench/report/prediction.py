@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from commbench.analysis.prediction.breakeven import DENSEST
@@ -16,9 +15,10 @@ from commbench.analysis.prediction.forecast import AnyForecast, BreakEvenForecas
 from commbench.analysis.prediction.hops import FittedHop
 from commbench.analysis.prediction.larger import GrowingNetwork
 from commbench.analysis.prediction.network import LEAST_SIZES, CurveKey, NetworkModel
+from commbench.report.columns import Cell, Column, Tone, number, plain_table, printed, tabulate, words
+from commbench.report.formats import microseconds, percent, short, time_with_interval
 from commbench.results import MODEL
-from commbench.stats import Interval
-from commbench.units import counted, format_size, format_time, three_digits, time_unit
+from commbench.units import counted, format_size, three_digits, time_unit
 
 
 def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
@@ -41,15 +41,11 @@ def _sentence(rows: list[AnyForecast]) -> str:
     return f"{first} The same applies to {counted(len(others), 'more row')}: {subjects}, on {span}."
 
 
-_LEFT = ("operation", "backend", "dtype")
-_RIGHT = ("ranks", "from", "to", "start-up", "95 %", "GB/s", "95 %", "worst\nresidual", "held-out\nerror")
-
-
 def conclude_model(model: NetworkModel) -> str:
     """One line on the error of the model; empty without curves."""
     if not model.curves:
         return ""
-    held_out, worst = _share_percent(model.held_out_error), _share_percent(model.worst_residual)
+    held_out, worst = _error_percent(model.held_out_error), _error_percent(model.worst_residual)
     return (
         f"Fitted: {counted(len(model.curves), 'curve')}; median error at sizes left out {held_out}, lines off by "
         f"at most {worst} ({MODEL}; report --model)."
@@ -63,51 +59,69 @@ def render_model(model: NetworkModel) -> RenderableType:
             f"No model: fitting one needs {LEAST_SIZES} message sizes of an operation, by ranks that do not share "
             "a GPU; measure more (--sizes)."
         )
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
-    for heading in _LEFT:
-        table.add_column(heading, no_wrap=True)
-    for heading in _RIGHT:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for key, curve in model.curves.items():
-        for cells in _lines(key, curve):
-            table.add_row(*cells)
+    segments = [
+        _SegmentLine(key, curve, place) for key, curve in model.curves.items() for place in range(len(curve.segments))
+    ]
+    table = printed(tabulate(segments, _SEGMENTS), padding=0)
     title = "Fitted: time = start-up + size / rate from one size to another"
     notes = (f"{key}: measured {variant}." for key, variant in model.variants.items())
     return Group(Text(title, style="bold"), table, *(Text(note) for note in notes))
 
 
-def _lines(key: CurveKey, curve: Curve) -> Iterable[tuple[str, ...]]:
-    pattern = "" if key.pattern == "flat" else f" {key.pattern}"
-    names = (f"{key.operation}{pattern}", key.backend, key.dtype, str(key.world_size))
-    errors = (_share_percent(max(map(abs, curve.residuals))), _share_percent(curve.held_out_error))
-    for number, (segment, intervals) in enumerate(zip(curve.segments, curve.parameter_intervals, strict=True)):
-        first = number == 0
-        yield (*(names if first else [""] * 4), *_numbers(segment, *intervals), *(errors if first else [""] * 2))
+class _SegmentLine(NamedTuple):
+    """One segment of a curve of the model; the curve is named in the line of its first segment."""
+
+    key: CurveKey
+    curve: Curve
+    place: int
+
+    @property
+    def segment(self) -> Segment:
+        """The segment."""
+        return self.curve.segments[self.place]
 
 
-def _numbers(segment: Segment, alpha: Interval | None, beta: Interval | None) -> tuple[str, ...]:
-    """The range of a segment, its start-up time and its rate, with intervals."""
-    start_us = 1e6 * time_unit(segment.alpha_us / 1e6)[0]
-    return (
-        format_size(segment.from_bytes),
-        format_size(segment.to_bytes),
-        format_time(segment.alpha_us / 1e6),
-        f"[{_number(alpha.low / start_us)}, {_number(alpha.high / start_us)}]" if alpha else "unknown",
-        _rate(segment.beta_us_per_byte),
-        f"[{_rate(beta.high)}, {_rate(beta.low)}]" if beta else "unknown",
-    )
+def _once(heading: str, text: Callable[[_SegmentLine], str], *, is_number: bool = False) -> Column[_SegmentLine]:
+    """Return a column about the curve, empty but for its first segment."""
+    return Column(heading=heading, text=lambda line: "" if line.place else text(line), is_number=is_number)
+
+
+def _start_interval(line: _SegmentLine) -> str:
+    """Return the interval of the start-up time, in the unit of the start-up time."""
+    alpha, _ = line.curve.parameter_intervals[line.place]
+    start_us = 1e6 * time_unit(line.segment.alpha_us / 1e6)[0]
+    return f"[{three_digits(alpha.low / start_us)}, {three_digits(alpha.high / start_us)}]" if alpha else "unknown"
+
+
+def _rate_interval(line: _SegmentLine) -> str:
+    _, beta = line.curve.parameter_intervals[line.place]
+    return f"[{_rate(beta.high)}, {_rate(beta.low)}]" if beta else "unknown"
 
 
 def _rate(beta_us_per_byte: float) -> str:
-    return _number(1e-3 / beta_us_per_byte) if beta_us_per_byte else "-"
+    return three_digits(1e-3 / beta_us_per_byte) if beta_us_per_byte else "-"
 
 
-def _number(value: float) -> str:
-    return three_digits(value) if value else "0"
+def _error_percent(share: float | None) -> str:
+    return percent(share, 1, unknown="unknown")
 
 
-def _share_percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{100 * share:.1f} %"
+_SEGMENTS: tuple[Column[_SegmentLine], ...] = (
+    _once(
+        "operation", lambda line: f"{line.key.operation}{'' if line.key.pattern == 'flat' else f' {line.key.pattern}'}"
+    ),
+    _once("backend", lambda line: line.key.backend),
+    _once("dtype", lambda line: line.key.dtype),
+    _once("ranks", lambda line: str(line.key.world_size), is_number=True),
+    Column(heading="from", text=lambda line: format_size(line.segment.from_bytes), is_number=True),
+    Column(heading="to", text=lambda line: format_size(line.segment.to_bytes), is_number=True),
+    Column(heading="start-up", text=lambda line: microseconds(line.segment.alpha_us), is_number=True),
+    Column(heading="95 %", text=_start_interval, is_number=True),
+    Column(heading="GB/s", text=lambda line: _rate(line.segment.beta_us_per_byte), is_number=True),
+    Column(heading="95 %", text=_rate_interval, is_number=True),
+    _once("worst\nresidual", lambda line: _error_percent(max(map(abs, line.curve.residuals))), is_number=True),
+    _once("held-out\nerror", lambda line: _error_percent(line.curve.held_out_error), is_number=True),
+)
 
 
 _AS_MEASURED = "as measured"
@@ -130,15 +144,25 @@ _ASSUMED = (
 def render_basis(network: GrowingNetwork, runs: Sequence[str]) -> list[RenderableType]:
     """The basis of the predictions, the method, and the error of such predictions."""
     title = f"PREDICTED, not measured, from {' and '.join(runs)}"
-    table = _table("predicted from", "ranks", "link", "algorithm", "start-up", "held-out error")
+    overs = list(dict.fromkeys(curve.held_out.over for curve in network.curves.values()))
+    lines = [
+        (
+            str(family),
+            ", ".join(map(str, curve.world_sizes)),
+            str(curve.link),
+            next(iter(curve.hops)) if len(curve.hops) == 1 else f"one of {len(curve.hops)}",
+            _hop(curve.hops),
+            Cell(
+                f"{_percent(curve.held_out.error)} {'*' * (1 + overs.index(curve.held_out.over))}",
+                tone=_tone(curve.held_out.error),
+            ),
+        )
+        for family, curve in network.curves.items()
+    ]
+    headings = ("predicted from", "ranks", "link", "algorithm", "start-up", "held-out error")
+    table = printed(plain_table(headings, lines, words=1))
     for column in table.columns:
         column.no_wrap = False
-    overs = list(dict.fromkeys(curve.held_out.over for curve in network.curves.values()))
-    for family, curve in network.curves.items():
-        ranks, mark = ", ".join(map(str, curve.world_sizes)), "*" * (1 + overs.index(curve.held_out.over))
-        method = next(iter(curve.hops)) if len(curve.hops) == 1 else f"one of {len(curve.hops)}"
-        error = _percent(curve.held_out.error) + Text(f" {mark}")
-        table.add_row(str(family), ranks, str(curve.link), method, _hop(curve.hops), error)
     notes = [
         "All figures below are predicted, busbw, efficiency and exposed time, too. Start-up: of one message.",
         "Held-out error: the median over",
@@ -153,7 +177,7 @@ def render_basis(network: GrowingNetwork, runs: Sequence[str]) -> list[Renderabl
 
 
 def _hop(hops: Mapping[str, FittedHop]) -> str:
-    alphas = sorted({format_time(hop.alpha_us * 1e-6) for hop in hops.values()})
+    alphas = sorted({microseconds(hop.alpha_us) for hop in hops.values()})
     return alphas[0] if len(alphas) == 1 else f"{alphas[0]} to {alphas[-1]}"
 
 
@@ -165,11 +189,13 @@ def _crowded(cores: int) -> str:
     )
 
 
-def _percent(error: float | None) -> Text:
-    """Format an error; bold if it makes predictions useless."""
-    if error is None:
-        return Text("unknown")
-    return Text(f"{100 * error:.0f} %", style="bold" if _is_useless(error) else "")
+def _percent(error: float | None) -> str:
+    return percent(error, unknown="unknown")
+
+
+def _tone(error: float | None) -> Tone:
+    """Return the tone of an error; strong if it makes predictions useless."""
+    return "strong" if _is_useless(error) else ""
 
 
 def _is_useless(error: float | None) -> bool:
@@ -181,31 +207,37 @@ def _warning(errors: Iterable[float | None]) -> list[RenderableType]:
     error = max((error for error in errors if error is not None), default=None)
     if not _is_useless(error):
         return []
-    words = f"Too uncertain to use: such predictions were off by {100 * (error or 0.0):.0f} %; measure nearer to this."
-    return [Text(words, style="bold")]
+    text = f"Too uncertain to use: such predictions were off by {percent(error)}; measure nearer to this."
+    return [Text(text, style="bold")]
 
 
 def render_collectives(rows: Iterable[CollectiveForecast]) -> list[RenderableType]:
-    """A table for each operation and rate: time with its interval and busbw, over message sizes and ranks."""
+    """Return a table for each operation and rate: time with its interval and busbw, over message sizes and ranks."""
     parts: list[RenderableType] = []
-    unpredicted_rows: list[CollectiveForecast] = []
+    rows = list(rows)
     for (operation, backend, dtype, pattern, rate), members in itertools.groupby(rows, _table_of):
         group = list(members)
-        unpredicted_rows.extend(row for row in group if row.reason)
         if not _any_ok(group):
             continue
-        words = [f"{backend} {operation}", dtype, *([] if pattern == "flat" else [f"pattern {pattern}"])]
+        names = [f"{backend} {operation}", dtype, *([] if pattern == "flat" else [f"pattern {pattern}"])]
         level = "[95 % interval]" if _has_level(group) else "[interval]"
-        table = _table("size", "ranks", f"predicted time {level}", "busbw GB/s", "algorithm")
-        table.columns[-1].justify = "left"
         useless = _is_useless(group[0].held_out_error)
-        for row in sorted(group, key=lambda row: (row.message_bytes, row.world_size)):
-            time = Text(_time(row) if row.time_us is not None else "-")
-            busbw = "" if row.busbw_GBps is None or useless else f"{row.busbw_GBps:.3g}"
-            table.add_row(format_size(row.message_bytes), str(row.world_size), time, busbw, _algorithm(row.algorithm))
-        parts += [_title(words, rate, group[0].ranks_per_node), table, *_warning([group[0].held_out_error])]
+        columns: tuple[Column[CollectiveForecast], ...] = (
+            Column(heading="size", text=lambda row: format_size(row.message_bytes)),
+            words("ranks", "world_size", is_number=True),
+            Column(heading=f"predicted time {level}", text=_time, is_number=True),
+            number("busbw GB/s", "busbw_GBps", form=_nothing if useless else short),
+            Column(heading="algorithm", text=lambda row: _algorithm(row.algorithm)),
+        )
+        ordered = sorted(group, key=lambda row: (row.message_bytes, row.world_size))
+        table = printed(tabulate(ordered, columns, keeps_empty=True))
+        parts += [_title(names, rate, group[0].ranks_per_node), table, *_warning([group[0].held_out_error])]
         parts += [] if _has_level(group) else [Text(_ASSUMED)]
-    return [*parts, *_reasons(unpredicted_rows)]
+    return [*parts, *_reasons(rows)]
+
+
+def _nothing(_: object) -> str:
+    return ""
 
 
 def _has_level(rows: Iterable[CollectiveForecast]) -> bool:
@@ -216,28 +248,26 @@ def _has_level(rows: Iterable[CollectiveForecast]) -> bool:
 def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
     """A table for each workload and rate: the step of every hook at its best bucket size, over ranks."""
     parts: list[RenderableType] = []
-    unpredicted_rows: list[StepForecast] = []
     rows = list(rows)
     for (*_, rate), members in itertools.groupby(rows, _workload_of):
         group = list(members)
-        unpredicted_rows.extend(row for row in group if row.reason)
         if not _any_ok(group):
             continue
         level = "[95 %]" if _has_level_of_steps(group) else "[interval]"
-        table = _table(
-            "hook", "ranks", f"predicted ms {level}", "[overlapped, serial]", "efficiency", "exposed ms", "best MiB"
+        headings = (
+            *("hook", "ranks", f"predicted ms {level}", "[overlapped, serial]", "efficiency", "exposed ms", "best MiB"),
         )
-        known_hooks = {row.hook for row in group if row.status == "ok"}
-        for row in sorted(group, key=lambda row: row.world_size):
-            if row.hook in known_hooks:
-                table.add_row(row.hook, str(row.world_size), *_step_cells(row))
-        for hook in dict.fromkeys(row.hook for row in group if row.hook not in known_hooks):
-            table.add_row(hook, "all", "not predicted", "", "", "", "")
+        hooks = {row.hook for row in group if row.status == "ok"}
+        ordered = sorted(group, key=lambda row: row.world_size)
+        lines = [(row.hook, str(row.world_size), *_step_cells(row)) for row in ordered if row.hook in hooks]
+        missing = dict.fromkeys(row.hook for row in group if row.hook not in hooks)
+        lines += [(hook, "all", "not predicted", "", "", "", "") for hook in missing]
+        table = printed(plain_table(headings, lines, words=1))
         local = next((row.local_step_ms for row in group if row.local_step_ms), None)
         known = [_known_of_steps(local, group[0])] if local else []
         title = _title([_name_of(group[0], rows)], rate, group[0].ranks_per_node)
         parts += [title, table, *known, *_uncertainty_notes(group)]
-    return [*parts, *_reasons(unpredicted_rows)]
+    return [*parts, *_reasons(rows)]
 
 
 def _name_of(row: StepForecast | BreakEvenForecast, rows: Iterable[StepForecast | BreakEvenForecast]) -> str:
@@ -272,17 +302,18 @@ def _known_of_steps(local_ms: float, row: StepForecast) -> Text:
     local = f"Without DDP a step takes {three_digits(local_ms)} ms, {how}; held-out error "
     if row.held_out_error is None:
         return Text(f"{local}unknown (no other setting was trained, so that the intervals lack the error of steps).")
-    return Text(local) + _percent(row.held_out_error) + Text(f" (median over {row.held_out_over}).")
+    error = Text(_percent(row.held_out_error), style="bold" if _is_useless(row.held_out_error) else "")
+    return Text(local) + error + Text(f" (median over {row.held_out_over}).")
 
 
-def _step_cells(row: StepForecast) -> tuple[str | Text, ...]:
+def _step_cells(row: StepForecast) -> tuple[str, ...]:
     if row.step_ms is None:
         return "-", "", "", "", ""
-    bounds = Text(_between(row.overlapped_ms, row.serial_ms))
-    efficiency = f"{100 * (row.scaling_efficiency or 0.0):.0f} %"
-    time = Text(f"{_digits(row.step_ms)} {_between(row.step_ms_low, row.step_ms_high)}")
+    bounds = _between(row.overlapped_ms, row.serial_ms)
+    efficiency = percent(row.scaling_efficiency or 0.0)
+    time = f"{_digits(row.step_ms)} {_between(row.step_ms_low, row.step_ms_high)}"
     if row.step_ms_high is None:
-        time, efficiency = Text(f">= {_digits(row.step_ms)}"), f"<= {efficiency}"
+        time, efficiency = f">= {_digits(row.step_ms)}", f"<= {efficiency}"
     if _is_useless(row.held_out_error) or _is_useless(row.network_error):
         return time, bounds, "", "", ""
     return time, bounds, efficiency, _digits(row.exposed_comm_ms), row.bucket_cap_mb
@@ -297,20 +328,22 @@ def render_break_evens(rows: Sequence[BreakEvenForecast]) -> list[RenderableType
             continue
         rates = list(dict.fromkeys(row.rate for row in group))
         cells = {(row.world_size, row.rate): row for row in group}
-        table = _table("ranks", *(rate or _AS_MEASURED for rate in rates), "fewer bytes below")
-        for ranks in sorted({row.world_size for row in group}):
-            found = (_density(cells[ranks, rate]) for rate in rates)
-            table.add_row(str(ranks), *found, f"{1 / ranks:.2g}")
+        headings = ("ranks", *(rate or _AS_MEASURED for rate in rates), "fewer bytes below")
+        lines = [
+            (str(ranks), *(_density(cells[ranks, rate]) for rate in rates), f"{1 / ranks:.2g}")
+            for ranks in sorted({row.world_size for row in group})
+        ]
+        table = printed(plain_table(headings, lines, words=1))
         title = f"\n{_name_of(group[0], rows)}: the density below which top-k is predicted to pay"
         parts += [Text(title, style="bold"), table, *_uncertainty_notes(group)]
     return [*parts, *_reasons(rows)]
 
 
-def _density(row: BreakEvenForecast) -> Text:
+def _density(row: BreakEvenForecast) -> str:
     if row.status != "ok":
-        return Text("-")
+        return "-"
     likely, low, high = (_below(each) for each in (row.density, row.density_low, row.density_high))
-    return Text(likely if low == likely == high else f"{likely} [{low}, {high}]")
+    return likely if low == likely == high else f"{likely} [{low}, {high}]"
 
 
 def _below(density: float | None) -> str:
@@ -326,16 +359,12 @@ def _algorithm(names: str) -> str:
 
 
 def _time(row: CollectiveForecast) -> str:
-    """``1.23 ms [1.10, 1.40]``, in one unit."""
-    time_us, low, high = row.time_us or 0.0, row.time_us_low or 0.0, row.time_us_high or 0.0
-    text = format_time(time_us * 1e-6)
+    """Return ``1.23 ms [1.10, 1.40]`` in one unit, ``>= 1.23 ms`` for a lower bound, ``-`` without a prediction."""
+    if row.time_us is None:
+        return "-"
     if row.time_us_high is None:
-        return f">= {text}"
-    if high > _UNBOUNDED * time_us:
-        return f"{text} [wide]"
-    number, unit = text.split()
-    decimals, scale = len(number.partition(".")[2]), {"us": 1.0, "ms": 1e-3, "s": 1e-6}[unit]
-    return f"{text} [{low * scale:.{decimals}f}, {high * scale:.{decimals}f}]"
+        return f">= {microseconds(row.time_us)}"
+    return time_with_interval(row.time_us, row.time_us_low or 0.0, row.time_us_high, most=_UNBOUNDED)
 
 
 def _between(low: float | None, high: float | None) -> str:
@@ -348,16 +377,9 @@ def _digits(value: float | None) -> str:
     return three_digits(value) if value >= 1 else f"{value:.2f}"
 
 
-def _title(words: Sequence[str], rate: str, ranks_per_node: int) -> Text:
+def _title(names: Sequence[str], rate: str, ranks_per_node: int) -> Text:
     hosts = f", {ranks_per_node} ranks a host" if ranks_per_node > 1 else ""
-    return Text(f"\n{', '.join(words)}, links {rate or _AS_MEASURED}{hosts}", style="bold")
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(Text(heading), justify="right" if number else "left", no_wrap=True)
-    return table
+    return Text(f"\n{', '.join(names)}, links {rate or _AS_MEASURED}{hosts}", style="bold")
 
 
 def _any_ok(rows: Iterable[AnyForecast]) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from commbench.analysis.scaling import Growth, order_of
-from commbench.report.table import format_time_us
+from commbench.report.columns import plain_table, printed
+from commbench.report.formats import microseconds, with_interval
 from commbench.units import format_size
 
 
@@ -19,23 +19,25 @@ def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
     if not growths:
         return []
     ranks = sorted({number for growth in growths for number in growth.rows})
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for heading in ("backend", "operation"):
-        table.add_column(heading)
-    for heading in ("size", *(f"n = {number}" for number in ranks), "growth [95 % CI]"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("grows with")
-    for growth in sorted(growths, key=order_of):
-        times = (format_time_us(growth.rows[n]).partition(" [")[0] if n in growth.rows else "-" for n in ranks)
-        pattern = "" if growth.case.pattern == "flat" else f" {growth.case.pattern}"
-        size = format_size(growth.case.message_bytes) if growth.case.dtype else "-"
-        table.add_row(
-            growth.case.backend, f"{growth.case.operation}{pattern}", size, *times, _ratio(growth), growth.law or "-"
+    headings = ("backend", "operation", "size", *(f"n = {n}" for n in ranks), "growth [95 % CI]", "grows with")
+    lines = [
+        (
+            growth.case.backend,
+            f"{growth.case.operation}{'' if growth.case.pattern == 'flat' else f' {growth.case.pattern}'}",
+            format_size(growth.case.message_bytes) if growth.case.dtype else "-",
+            *(microseconds(growth.rows[n].time_us) if n in growth.rows else "-" for n in ranks),
+            growth_text(growth),
+            growth.law or "-",
         )
-    said = "Scaling: time on the first n ranks; the last column is time on the most ranks over time on the fewest"
-    return [Text(f"\n{said}", style="bold"), table]
+        for growth in sorted(growths, key=order_of)
+    ]
+    table = printed(plain_table(headings, lines, words=2))
+    table.columns[-1].justify = "left"
+    title = "Scaling: time on the first n ranks; the last column is time on the most ranks over time on the fewest"
+    return [Text(f"\n{title}", style="bold"), table]
 
 
-def _ratio(growth: Growth) -> str:
-    interval = growth.interval
-    return f"{growth.ratio:.2f}{f' [{interval.low:.2f}, {interval.high:.2f}]' if interval else ''}"
+def growth_text(growth: Growth) -> str:
+    """The growth with its interval: ``1.84 [1.80, 1.88]``."""
+    low, high = (growth.interval.low, growth.interval.high) if growth.interval else (None, None)
+    return with_interval(growth.ratio, low, high, 2, most=math.inf)

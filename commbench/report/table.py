@@ -3,24 +3,24 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import FLAGS, split_flags
 from commbench.engine.records import OverlapRow, Row
+from commbench.report.columns import Cell, Column, Flagged, Heading, Table, number, printed, tabulate, tone_of, words
+from commbench.report.formats import fixed, launches_of, microseconds, percent, short, time_with_interval
 from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
 from commbench.results.info import RunInfo
 from commbench.results.overhead import Overhead
 from commbench.results.sharing import measures_interconnect
 from commbench.stats.budgets import BUDGETS
-from commbench.units import format_size, format_time
+from commbench.units import counted, format_size
 
 #: Fields that split columns of one backend, tried in order until every cell holds one row.
 _DETAILS: tuple[tuple[str, ...], ...] = (
@@ -33,31 +33,11 @@ _DETAILS: tuple[tuple[str, ...], ...] = (
 Columns = dict[str, list[Row]]
 
 
-class Flagged(Protocol):
-    """A row of any table, with its flags."""
-
-    @property
-    def flags(self) -> str:
-        """Names of its flags, separated by ``;``."""
-
-    @property
-    def status(self) -> str:
-        """``ok`` or another status."""
-
-    @property
-    def reason(self) -> str:
-        """One sentence if the status is not ok."""
-
-
 #: Most tables, and most rows in each: longer output is not read.
 MOST_TABLES, MOST_ROWS = 60, 600
 
 #: Shown above the overhead of a framework if ranks shared a GPU.
 TIME_SLICES = "Ranks shared a GPU: these times include its time slices and TCP, and do not hold for one rank per GPU."
-
-#: An interval that ends beyond this multiple of the time is shown as "wide".
-UNBOUNDED = 20
-
 
 # ------------------------------------------------------------------------------------------------------- tables
 
@@ -80,32 +60,40 @@ def render_table(rows: Sequence[Row], *, width: int, hosts: Sequence[str] = ()) 
 
 
 def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:
-    """Non-blocking collectives as OSU prints them: overall, computing, pure communication and overlap."""
-    table = Table(title="Overlap with computing (OSU's definition)", title_justify="left", title_style="bold", box=None)
-    for heading in ("backend", "operation"):
-        table.add_column(heading)
-    for heading in ("size", "overall", "compute", "pure comm.", "overlap"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        times = (format_time((time_us or 0) / 1e6) for time_us in (row.overall_us, row.compute_us, row.pure_us))
-        size = format_size(row.message_bytes or 0)
-        table.add_row(row.backend, row.operation, size, *times, f"{row.overlap_percent:.0f} %")
-    return table
+    """Return non-blocking collectives as OSU prints them: overall, computing, pure communication and overlap."""
+    return printed(tabulate(rows, _OVERLAP, title="Overlap with computing (OSU's definition)"))
 
 
-def render_overheads(found: Sequence[Overhead]) -> RenderableType:
-    """The time that a framework's call adds to the library's call, for each case."""
-    table = Table(title="What torch.distributed adds to NCCL", title_justify="left", title_style="bold", box=None)
-    for heading in ("operation", "pattern"):
-        table.add_column(heading)
-    for heading in ("size", "NCCL alone", "through torch", "added", "share"):
-        table.add_column(heading, justify="right")
-    for one in found:
-        size = format_size(one.message_bytes) if one.message_bytes else ""
-        times = (format_time(time_us / 1e6) for time_us in (one.direct_us, one.through_us))
-        added = f"{one.added_us:.1f} us"
-        table.add_row(one.operation, one.pattern, size, *times, added, f"{100 * one.share:.0f} %")
-    return table if all(map(measures_interconnect, found)) else Group(Text(TIME_SLICES, style="yellow"), table)
+def render_overheads(overheads: Sequence[Overhead]) -> RenderableType:
+    """Return the time that a framework's call adds to the library's call, for each case."""
+    table = printed(tabulate(overheads, _OVERHEADS, title="What torch.distributed adds to NCCL"))
+    return table if all(map(measures_interconnect, overheads)) else Group(Text(TIME_SLICES, style="yellow"), table)
+
+
+_NAMES = (words("backend", "backend"), words("operation", "operation"))
+
+
+def _times(**headings: str) -> list[Column[Any]]:
+    """Return columns of times in microseconds: headings by field."""
+    return [number(heading, name, form=microseconds) for name, heading in headings.items()]
+
+
+_OVERLAP = (
+    *_NAMES,
+    Column[OverlapRow](heading="size", text=lambda row: format_size(row.message_bytes or 0), is_number=True),
+    *_times(overall_us="overall", compute_us="compute", pure_us="pure comm."),
+    number("overlap", "overlap_percent", form=lambda value: f"{fixed(value, 0)} %"),
+)
+_OVERHEADS = (
+    _NAMES[1],
+    words("pattern", "pattern"),
+    Column[Overhead](
+        heading="size", text=lambda row: format_size(row.message_bytes) if row.message_bytes else "", is_number=True
+    ),
+    *_times(direct_us="NCCL alone", through_us="through torch"),
+    number("added", "added_us", form=lambda value: f"{fixed(value, 1)} us"),
+    number("share", "share", form=percent),
+)
 
 
 def _table_key(row: Row) -> tuple[object, ...]:
@@ -126,9 +114,9 @@ def _render_group(rows: Sequence[Row], width: int, hosts: Sequence[str]) -> list
     named = name_slowest(columns, hosts) if groups > 1 else []
     return [
         Text(f"\n{title_of(rows)}", style="bold"),
-        *(part for table in tables for part in (Text(""), table)),
+        *(part for table in tables for part in (Text(""), printed(table))),
         *(Text(sentence) for sentence in named),
-        *_reasons(columns),
+        *reasons((name, row) for name, column in columns.items() for row in column),
     ]
 
 
@@ -160,89 +148,67 @@ def _fitting(columns: Columns, width: int, groups: int) -> Iterable[Columns]:
 
 def _measure(columns: Columns, groups: int) -> int:
     unlimited = Console(width=10_000, force_terminal=False, markup=False, emoji=False)
-    return unlimited.measure(_build_table(columns, groups)).maximum
+    return unlimited.measure(printed(_build_table(columns, groups))).maximum
 
 
 def _build_table(columns: Columns, groups: int) -> Table:
     rated = any(row.algbw_GBps is not None for column in columns.values() for row in column)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("\nsize", justify="right", no_wrap=True)
-    if groups > 1:
-        table.add_column("\ngroup", no_wrap=True)
+    headings = [Heading(text="\nsize", is_number=True), *([Heading(text="\ngroup")] if groups > 1 else [])]
     for name in columns:
-        table.add_column(f"{name}\ntime [95 % CI]", no_wrap=True)
-        for rate in ("algbw", "busbw") if rated else ():
-            table.add_column(f"{rate}\nGB/s", justify="right", no_wrap=True)
-        table.add_column("\n", no_wrap=True, style="yellow")
+        headings.append(Heading(text=f"{name}\ntime [95 % CI]"))
+        headings += [Heading(text=f"{rate}\nGB/s", is_number=True) for rate in ("algbw", "busbw") if rated]
+        headings.append(Heading(text="\n"))
     sizes = sorted({row.message_bytes for column in columns.values() for row in column}, key=lambda size: size or 0)
+    lines: list[list[Cell]] = []
     for size in sizes:
         at_size = [[row for row in column if row.message_bytes == size] for column in columns.values()]
         label = "-" if size is None else format_size(size)
         for line in _group_lines(at_size, groups, rated=rated) if groups > 1 else _lines(at_size, rated=rated):
-            table.add_row(label, *line)
+            lines.append([Cell(label), *line])
             label = label if groups <= 1 else ""
-    return table
+    return Table(headings=headings, lines=lines)
 
 
-def _lines(at_size: Sequence[Sequence[Row]], *, rated: bool) -> Iterable[list[RenderableType]]:
-    """The cells of one size: one line, or several if no field distinguishes two rows of a column."""
+def _lines(at_size: Sequence[Sequence[Row]], *, rated: bool) -> Iterable[list[Cell]]:
+    """Return the cells of one size: one line, or several if no field distinguishes two rows of a column."""
     for line in itertools.zip_longest(*at_size):
         yield [cell for row in line for cell in _cells(row, rated=rated)]
 
 
-def _group_lines(at_size: Sequence[Sequence[Row]], groups: int, *, rated: bool) -> Iterable[list[RenderableType]]:
-    """The cells of one size for several groups: a line for each group shown, then their combined rate."""
+def _group_lines(at_size: Sequence[Sequence[Row]], groups: int, *, rated: bool) -> Iterable[list[Cell]]:
+    """Return the cells of one size for several groups: a line for each group shown, then their combined rate."""
     shown = [chosen(rows, groups) for rows in at_size]
     for label in dict.fromkeys(label for by_label in shown for label in by_label):
         line = [by_label.get(label) for by_label in shown]
-        yield [label, *(cell for row in line for cell in _cells(row, rated=rated, named=groups > MOST_SHOWN))]
+        yield [Cell(label), *(cell for row in line for cell in _cells(row, rated=rated, named=groups > MOST_SHOWN))]
     sums = [rates_together(rows, groups) for rows in at_size]
     if any(algbw is not None for algbw, _ in sums):
-        rates = ([Text(""), *(Text(_format_rate(rate), style="dim") for rate in pair), Text("")] for pair in sums)
-        yield [Text(f"all {groups}", style="dim"), *(cell for cells in rates for cell in cells)]
+        rates = ([Cell(""), *(Cell(short(rate), tone="quiet") for rate in pair), Cell("")] for pair in sums)
+        yield [Cell(f"all {groups}", tone="quiet"), *(cell for cells in rates for cell in cells)]
 
 
-def _cells(row: Row | None, *, rated: bool, named: bool = False) -> list[RenderableType]:
-    """Time, group if the line does not name it, bandwidths if the table has them, and flag marks."""
+def _cells(row: Row | None, *, rated: bool, named: bool = False) -> list[Cell]:
+    """Return time, group if the line does not name it, bandwidths if the table has them, and flag marks."""
     if row is None:
-        return [""] * (4 if rated else 2)
-    rates = [_format_rate(row.algbw_GBps), _format_rate(row.busbw_GBps)] if rated else []
-    if row.status != "ok":
-        rates = [""] * len(rates)
-    time = _time_cell(row)
-    return [time.append(f" ({brief(row.group)})") if named and row.group else time, *rates, marks_of(row)]
+        return [Cell("")] * (4 if rated else 2)
+    group = f" ({brief(row.group)})" if named and row.group else ""
+    is_shown = row.status == "ok"
+    rates = [Cell(short(rate) if is_shown else "") for rate in (row.algbw_GBps, row.busbw_GBps)] if rated else []
+    return [Cell(_time(row) + group, tone=tone_of(row.status)), *rates, Cell(marks_of(row), tone="warning")]
 
 
-def _time_cell(row: Row) -> Text:
-    """The time with its interval, or one word that says why there is none."""
+def _time(row: Row) -> str:
+    """Return the time with its interval, or one word that says why there is none."""
     if row.status == "ok":
-        return Text(format_time_us(row) or "no time")
+        return format_time_us(row) or "no time"
     if row.status == "wrong":
-        return Text(f"wrong ({row.wrong} elements)" if row.wrong else "not timed", style="red")
-    return Text(row.status, style="dim" if row.status == "unsupported" else "red")
+        return f"wrong ({row.wrong} elements)" if row.wrong else "not timed"
+    return row.status
 
 
 def format_time_us(row: Row) -> str:
     """The row's time with its interval in one unit: ``1.23 us [1.20, 1.31]``; empty without a time."""
-    if row.time_us is None:
-        return ""
-    text = format_time(row.time_us * 1e-6)
-    number, unit = text.split()
-    if row.time_us_ci_low is None or row.time_us_ci_high is None:
-        return text
-    decimals = len(number.partition(".")[2])
-    scale = {"us": 1.0, "ms": 1e-3, "s": 1e-6}[unit]
-    if row.time_us_ci_high > UNBOUNDED * row.time_us:
-        return f"{text} [wide]"  # two launches that differ give an interval over many orders of magnitude
-    low, high = (f"{bound * scale:.{decimals}f}" for bound in (row.time_us_ci_low, row.time_us_ci_high))
-    return f"{text} [{low}, {high}]"
-
-
-def _format_rate(rate: float | None) -> str:
-    """Three digits, without an exponent for large rates."""
-    if rate is None:
-        return ""
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"  # noqa: PLR2004 - three digits
+    return time_with_interval(row.time_us, row.time_us_ci_low, row.time_us_ci_high)
 
 
 def title_of(rows: Sequence[Row]) -> str:
@@ -264,35 +230,22 @@ def _common(rows: Iterable[Row], name: str) -> list[Any]:
 def _setting(rows: Sequence[Row]) -> str:
     """The numbers of ranks, hosts and launches."""
     first = rows[0]
-    parts = []
-    if first.world_size:
-        parts.append(
-            f"{first.world_size} ranks" + (f" on {first.nodes} {_plural(first.nodes, 'host')}" if first.nodes else "")
-        )
-    launches = sorted({row.launches for row in rows if row.launches})
-    if launches:
-        several = f"{launches[0]} to {launches[-1]}" if len(launches) > 1 else str(launches[0])
-        parts.append(f"{several} {_plural(launches[-1], 'launch')}")
+    hosts = f" on {counted(first.nodes, 'host')}" if first.nodes else ""
+    ranks = f"{first.world_size} ranks{hosts}" if first.world_size else ""
+    parts = [part for part in (ranks, launches_of(row.launches for row in rows)) if part]
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _plural(count: int, noun: str) -> str:
-    return noun if count == 1 else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
-
-
-def _reasons(columns: Columns) -> list[RenderableType]:
-    """Each reason for a missing result once."""
-    reasons = {
-        f"{name}: {row.status}: {row.reason}": None
-        for name, column in columns.items()
-        for row in column
-        if row.status != "ok" and row.reason
-    }
-    return [Padding(Text(reason, style="dim"), (0, 0, 0, 2)) for reason in reasons]
+def reasons(outcomes: Iterable[tuple[str, Flagged]]) -> list[RenderableType]:
+    """Return each reason for a missing result once, with the name and the status of its row."""
+    texts = dict.fromkeys(
+        f"{name}: {row.status}: {row.reason}" for name, row in outcomes if row.status != "ok" and row.reason
+    )
+    return [Padding(Text(text, style="dim"), (0, 0, 0, 2)) for text in texts]
 
 
 def marks_of(row: Flagged) -> str:
-    """The marks of the row's flags."""
+    """Return the marks of the row's flags."""
     return "".join(flag.mark for flag in split_flags(row.flags))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from commbench.report.columns import plain_table, printed
 from commbench.system.topology import Topology, TopologyInterface, TopologyPort, cpu_list, nodes_of
 from commbench.units import counted, format_size
 
@@ -95,21 +96,21 @@ def _in_use(topology: Topology) -> dict[str, int | None]:
 # ------------------------------------------------------------------------------------------------------------ tables
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, header_style="cyan", overflow="fold")
+def _table(title: str, headings: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
+    table = printed(plain_table(headings, lines, title=title), pad_edge=False)
+    for column in table.columns:
+        column.header_style, column.overflow, column.no_wrap = "cyan", "fold", False
     return table
 
 
 def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
     ranks = topology.get("ranks") or []
-    table = _table("NUMA nodes", "node", "CPUs", "memory", "GPUs", "adapters", "ranks" if ranks else "this process")
+    lines = []
     for node in topology["numa"]:
         number = node["node"]
         usable = len(set(cpus).intersection(cpu_list(node["cpus"])))
         placed = [str(rank["rank"]) for rank in ranks if number in rank["numa_nodes"]]
-        table.add_row(
+        line = (
             str(number),
             node["cpus"],
             format_size(node["memory_bytes"]) if node["memory_bytes"] else _or_unknown(node["memory_bytes"]),
@@ -117,34 +118,33 @@ def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
             _listed(dict.fromkeys(_name(port) for port in _ports(topology) if port["numa_node"] == number)),
             _listed(placed) if ranks else (f"{usable} CPUs" if usable else ""),
         )
-    return table
+        lines.append(line)
+    headings = ("node", "CPUs", "memory", "GPUs", "adapters", "ranks" if ranks else "this process")
+    return _table("NUMA nodes", headings, lines)
 
 
 def _network_table(topology: Topology) -> Table:
-    table = _table("Network interfaces", "name", "state", "speed", "MTU", "driver", "NUMA node")
-    for port in topology["network"]:
-        speed = _speed(port["speed_Mbps"]) + (" (emulated)" if port["emulated"] else "")
-        table.add_row(
-            port["name"], *map(_or_unknown, (port["state"], speed, port.get("mtu"), port.get("driver"))), _node(port)
+    lines = [
+        (
+            *map(_or_unknown, (port["name"], port["state"])),
+            _speed(port["speed_Mbps"]) + (" (emulated)" if port["emulated"] else ""),
+            *map(_or_unknown, (port.get("mtu"), port.get("driver"), port["numa_node"])),
         )
-    return table
+        for port in topology["network"]
+    ]
+    return _table("Network interfaces", ("name", "state", "speed", "MTU", "driver", "NUMA node"), lines)
 
 
 def _rdma_table(topology: Topology) -> Table:
-    table = _table("RDMA ports", "device", "port", "state", "rate", "link layer", "NUMA node")
-    for port in topology["rdma"]:
-        parts = (port["device"], port.get("port"), port["state"], port["rate"], port.get("link_layer"))
-        table.add_row(*map(_or_unknown, parts), _node(port))
-    return table
+    names = ("device", "port", "state", "rate", "link_layer", "numa_node")
+    lines = [[_or_unknown(port.get(name)) for name in names] for port in topology["rdma"]]
+    return _table("RDMA ports", ("device", "port", "state", "rate", "link layer", "NUMA node"), lines)
 
 
 def _links_table(topology: Topology) -> Table:
     devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
     title = "Links: NV# NVLinks, PIX one PCIe switch, PXB several, PHB a host bridge, NODE two, SYS between sockets"
-    table = _table(title, "", *devices)
-    for name, line in zip(devices, matrix, strict=True):
-        table.add_row(name, *line)
-    return table
+    return _table(title, ("", *devices), [(name, *line) for name, line in zip(devices, matrix, strict=True)])
 
 
 def _ports(topology: Topology) -> list[TopologyPort | TopologyInterface]:
@@ -153,10 +153,6 @@ def _ports(topology: Topology) -> list[TopologyPort | TopologyInterface]:
 
 def _name(port: TopologyPort | TopologyInterface) -> str:
     return str(port.get("device") or port.get("name"))
-
-
-def _node(port: TopologyPort | TopologyInterface) -> str:
-    return _or_unknown(port["numa_node"])
 
 
 def _speed(megabits: float | None) -> str:

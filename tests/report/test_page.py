@@ -20,9 +20,10 @@ from training_builders import (
 from commbench.analysis.runs import network_model
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Overlap, Record
+from commbench.report.columns import MOST_LINES
+from commbench.report.formats import between
 from commbench.report.page.conclusion import find_conclusion
 from commbench.report.page.conditions import find_facts, words_of
-from commbench.report.page.parts import MOST_LINES, between
 from commbench.results import load_run
 from commbench.tuner.snippet import keep_snippet
 

@@ -14,21 +14,21 @@ from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups, pattern_order
 from commbench.engine.records import OverlapRow, Row
-from commbench.report.groups import groups_in, name_slowest
-from commbench.report.page.parts import (
+from commbench.report.columns import (
     MOST_LINES,
     Column,
     Named,
     Table,
-    Tone,
-    between,
-    digits,
     flag_column,
     interval,
     make_table,
     number,
+    tone_of,
     words,
 )
+from commbench.report.formats import between, digits
+from commbench.report.groups import groups_in, name_slowest
+from commbench.report.scaling import growth_text
 from commbench.report.state import counted_energy, explain_time
 from commbench.report.table import TIME_SLICES, columns_of, title_of
 from commbench.results import PAIRS, SUMMARY, Run
@@ -39,11 +39,6 @@ from commbench.units import format_size
 
 #: Fields that distinguish two lines of a table, besides the backend and the method of measuring.
 _UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root")
-
-
-def tone_of(status: str) -> Tone:
-    """How a line that ended so is shown."""
-    return "" if status == "ok" else "quiet" if status == "unsupported" else "bad"
 
 
 def _time(row: Row) -> str:
@@ -173,18 +168,12 @@ def growth_tables(runs: Sequence[Run]) -> list[Table]:
         Column(
             heading="growth",
             about="time on the most ranks over time on the fewest, with its 95 % interval",
-            text=_growth,
+            text=lambda line: growth_text(line[0]),
             value=lambda line: line[0].ratio,
         ),
         Column(heading="grows with", text=lambda line: line[0].law),
     ]
     return [make_table("Time over the number of ranks", lines, columns, rest_in=SUMMARY)] if lines else []
-
-
-def _growth(line: tuple[Growth, int]) -> str:
-    growth = line[0]
-    ends = f" [{growth.interval.low:.2f}, {growth.interval.high:.2f}]" if growth.interval else ""
-    return f"{growth.ratio:.2f}{ends}"
 
 
 def overlap_tables(runs: Sequence[Run]) -> list[Table]:

@@ -14,12 +14,13 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
 from commbench.engine.flags import FLAGS, join_flags, split_flags
 from commbench.engine.records import Row
+from commbench.report.columns import Flagged, Tone
 from commbench.report.figures.sizes import busbw_of
 from commbench.report.figures.words import number_text
 from commbench.report.matrix import conclude, name_range
-from commbench.report.page.parts import Finding, Tone
+from commbench.report.page.parts import Finding
 from commbench.report.state import undecided, unfinished
-from commbench.report.table import ROWS, Flagged, Things, format_time_us, warned
+from commbench.report.table import ROWS, Things, format_time_us, warned
 from commbench.results import Run
 from commbench.results.info import is_complete
 from commbench.results.pairs import Matrix

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from commbench.analysis.prediction.links import link_of
-from commbench.report.page.collectives import tone_of
-from commbench.report.page.parts import Cell, Code, Column, Fact, Heading, Named, Table, digits, grouped, make_table
+from commbench.report.columns import Cell, Column, Flagged, Named, Table, make_table, plain_table, tone_of
+from commbench.report.formats import digits, grouped
+from commbench.report.page.parts import Code, Fact
 from commbench.report.state import tools_of
-from commbench.report.table import Flagged
 from commbench.report.training import named_setting
 from commbench.results import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
 from commbench.results.info import FailedRank, Launch, RunInfo
@@ -109,12 +109,6 @@ FILES = {
 Pair = tuple[str, str]
 
 
-def _plain_table(title: str, headings: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
-    """A table of words."""
-    cells = [[Cell(text) for text in line] for line in lines]
-    return Table(title=title, headings=[Heading(text=heading) for heading in headings], lines=cells)
-
-
 # ------------------------------------------------------------------------------------------------- several runs
 
 
@@ -153,7 +147,7 @@ def differences_table(runs: Sequence[Run]) -> Table | None:
     lines = [[name, *("not stated" if text is None else text for text in texts)] for name, texts in found.items()]
     if not lines:
         return None
-    return _plain_table("Conditions that differ", ["condition", *(run.name for run in runs)], lines)
+    return plain_table(["condition", *(run.name for run in runs)], lines, title="Conditions that differ")
 
 
 # -------------------------------------------------------------------------------------------------------- hosts
@@ -169,14 +163,14 @@ def condition_tables(runs: Sequence[Run]) -> list[Table]:
         shared, several = _shared(hosts), len(hosts) > 1
         if shared:
             title = f"What all {len(hosts)} hosts have in common" if several else "The host"
-            tables.append(_plain_table(f"{of_run}{title}", ["fact", "value"], shared.items()))
+            tables.append(plain_table(["fact", "value"], shared.items(), title=f"{of_run}{title}"))
         if several:
             tables.append(_varied(f"{of_run}Where the hosts differ", hosts, set(shared)))
         known = {"Versions": environment.get("versions"), "Variables that matter": environment.get("variables")}
         for title, texts in known.items():
             lines = [(name, str(text)) for name, text in (texts or {}).items()]
             if lines:
-                tables.append(_plain_table(f"{of_run}{title}", ["name", "value"], lines))
+                tables.append(plain_table(["name", "value"], lines, title=f"{of_run}{title}"))
     return tables
 
 
@@ -339,8 +333,7 @@ def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
         for name, what in FILES.items()
         if (run.path / name).is_file()
     ]
-    headings = [*(["run"] if len(runs) > 1 else []), "file", "size", "what it holds"]
-    return Table(title="Files", headings=[Heading(text=heading) for heading in headings], lines=lines)
+    return plain_table([*(["run"] if len(runs) > 1 else []), "file", "size", "what it holds"], lines, title="Files")
 
 
 def _size_of(file: Path) -> str:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from commbench.analysis.runs import network_model, straggler_findings
 from commbench.collectives.composed import MATRIX
 from commbench.report.advice import advise_run
+from commbench.report.columns import Table
 from commbench.report.figures.drawing import Drawing
 from commbench.report.matrix import conclude
 from commbench.report.page import collectives, conditions, training
 from commbench.report.page.conclusion import BUSBW, MATRICES, find_conclusion, matrix_rows
 from commbench.report.page.conditions import commands, find_facts, when
-from commbench.report.page.parts import Code, Page, Section, Table
+from commbench.report.page.parts import Code, Page, Section
 from commbench.report.prediction import conclude_model
 from commbench.report.state import explain_time, origins, time_spent, undecided, unmetered
 from commbench.report.table import warnings_for

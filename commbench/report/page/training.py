@@ -8,27 +8,26 @@ from commbench.analysis.prediction.curves import Curve
 from commbench.analysis.prediction.network import CurveKey
 from commbench.analysis.runs import network_model
 from commbench.ddp.plan.records import TrainingRow
-from commbench.report.page.collectives import energy_column, tone_of
-from commbench.report.page.parts import (
+from commbench.report.columns import (
+    VERDICT_TONES,
     Column,
     Named,
     Table,
-    Tone,
-    between,
-    digits,
     flag_column,
     interval,
     make_table,
     number,
+    tone_of,
     words,
 )
+from commbench.report.formats import between, digits
+from commbench.report.page.collectives import energy_column
 from commbench.report.training import hook_label, prediction_title, trained_together, training_title, without_ddp
 from commbench.results import DDP, MODEL, PREDICTIONS, Run
 from commbench.stats import Interval
 from commbench.tuner.predictions import PredictionRow, predictions
 from commbench.units import format_size
 
-_VERDICTS: dict[str, Tone] = {"faster": "good", "slower": "bad", "inconclusive": "warning"}
 _HOOK = Column[TrainingRow](heading="hook", about="DDP communication hook, as it is typed", text=hook_label)
 #: `default` is 1 MiB, then 25: it comes before all numbers.
 _DEFAULT_PLACE = 0.0
@@ -79,7 +78,7 @@ _COLUMNS: list[Column[TrainingRow]] = [
     interval("step_ms", TrainingRow, unit="ms"),
     number("speedup", "speedup", TrainingRow),
     interval("speedup", TrainingRow),
-    words("verdict", "verdict", TrainingRow, tone=lambda row: _VERDICTS.get(row.verdict, "")),
+    words("verdict", "verdict", TrainingRow, tone=lambda row: VERDICT_TONES.get(row.verdict, "")),
     number("efficiency", "scaling_efficiency", TrainingRow, unit="%", scale=100),
     number("exposed", "exposed_comm_ms", TrainingRow, unit="ms"),
     number("sent", "sent_MB_per_step", TrainingRow, unit="MB"),
