@@ -112,7 +112,7 @@ def _memory_table(topology: Topology, cpus: Sequence[int]) -> Table:
         placed = [str(rank["rank"]) for rank in ranks if number in rank["numa_nodes"]]
         line = (
             str(number),
-            node["cpus"],
+            node["cpus"] or "",
             format_size(node["memory_bytes"]) if node["memory_bytes"] else _or_unknown(node["memory_bytes"]),
             _listed([f"GPU{index}" for index, gpu in enumerate(topology["gpus"]) if gpu["numa_node"] == number]),
             _listed(dict.fromkeys(_name(port) for port in _ports(topology) if port["numa_node"] == number)),

@@ -38,7 +38,6 @@ LATE_LIBRARIES = {
     "markupsafe": "only pages need it",
     "matplotlib": "takes a second, and only figures need it",
     "pandas": "takes half a second, and only tables need it",
-    "rich": "a comparison is also written without a terminal",
     "scipy": "takes half a second, and only some statistics need it",
     "torch": "takes seconds, and only gloo and training need it",
 }

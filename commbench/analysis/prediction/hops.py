@@ -142,7 +142,7 @@ def _fit(form: Form, measured: Sequence[MeasuredCurve], name: str) -> tuple[Fitt
 def _minimise(loss: Callable[..., Floats], largest: Sequence[float]) -> tuple[list[float], float]:
     """Return the arguments that minimise ``loss`` and the minimum, by a logarithmic grid that is refined.
 
-    scipy.optimize.differential_evolution finds the same minima in 20 times the time; its bounds on logarithms exclude 0.
+    scipy.optimize.differential_evolution finds the same minima in 20 times the time, and its bounds exclude 0.
 
     Args:
         loss: takes one array for each argument; they broadcast and end in an axis of length 1, which the result lacks.
