@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from functools import cached_property
 import numpy as np
 
 from commbench import stats
-from commbench.ddp.plan.cases import SWEEP, TrainingCase
+from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.results.info import RunInfo
 from commbench.results.summary import last_outcome, records_by_case
 from commbench.stats import Interval
 
@@ -58,6 +60,10 @@ class Trained:
         """The median time per sample in each of ``launches``."""
         return [self.steps_ms[launch] / self.case.samples_per_step for launch in launches]
 
+    def block_sample_ms(self, launch: int) -> list[float]:
+        """Return the median time per sample in each block of a launch."""
+        return [block_ms / self.case.samples_per_step for block_ms in block_medians_ms(self.timed[launch])]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
@@ -67,13 +73,35 @@ class Speedup:
     launches: int
     """Launches that ran both."""
     interval: Interval | None = None
-    """The interval over launches, at 95 % unless requested otherwise; None with too few launches."""
+    """The interval over launches, at 95 % unless requested otherwise; over blocks where ``blocks`` is not 0."""
+    blocks: int = 0
+    """Pairs of blocks behind it, if it comes from one launch of a live tuning; else 0."""
+
+
+def block_medians_ms(record: TrainingRecord) -> list[float]:
+    """Return the median step of each block of a record in milliseconds."""
+    ends = np.cumsum(record.block_lengths)[:-1]
+    return [median(block.tolist()) for block in np.split(np.asarray(record.step_ms), ends) if len(block)]
 
 
 def trained(records: Iterable[TrainingRecord], phase: str = SWEEP) -> dict[str, Trained]:
     """Return the configurations of one phase by case key, including those without DDP."""
     by_case = records_by_case(record for record in records if record.case.phase == phase)
     return {key: Trained(case=of_case[-1].case, records=of_case) for key, of_case in by_case.items()}
+
+
+def baseline_case(cases: Sequence[TrainingCase], info: RunInfo) -> TrainingCase:
+    """Return the baseline of a group of alternatives: in a live tuning the script's own setting, else DDP's default.
+
+    Args:
+        cases: of one group and phase.
+        info: as ``run.json`` holds it; its ``baseline`` is read.
+    """
+    if key := info.get("baseline"):
+        own = dataclasses.replace(TrainingCase.from_key(key), phase=cases[0].phase)
+        if own.group == cases[0].group:
+            return own
+    return baseline_of(cases)
 
 
 def groups_of(known: Mapping[str, Trained]) -> dict[Group, list[Trained]]:
@@ -88,21 +116,41 @@ def groups_of(known: Mapping[str, Trained]) -> dict[Group, list[Trained]]:
 def speedup_of(one: Trained, baseline: Trained, *, level: float = 0.95) -> Speedup | None:
     """Return the speedup of a configuration over ``baseline`` in the launches that have both; None without any.
 
-    It is the median of the launches' own ratios, with `commbench.stats.launch_interval`: launches that are slow as a
-    whole cancel out. Where launches differ by 4 % and configurations within them by 1.5 %, its interval covers 95 to
-    97 % with 2 to 6 launches, and it spreads a fifth less than the ratio of the medians (simulated, lognormal).
+    It is the median of the ratios of `paired_sample_ms`, with `commbench.stats.launch_interval`: launches that are slow
+    as a whole cancel out. Where launches differ by 4 % and configurations within them by 1.5 %, its interval covers 95
+    to 97 % with 2 to 6 launches, and it spreads a fifth less than the ratio of the medians (simulated, lognormal).
     """
     own, base = paired_sample_ms(one, baseline)
     if not own or min(own + base) <= 0:
         return None
     ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True)]
-    return Speedup(ratio=median(ratios), launches=len(ratios), interval=stats.launch_interval(ratios, level))
+    interval = stats.launch_interval(ratios, level)
+    has_blocks = pairs_blocks(one, baseline)
+    blocks, launches = (len(ratios), 1) if has_blocks else (0, len(ratios))
+    return Speedup(ratio=median(ratios), launches=launches, interval=interval, blocks=blocks)
 
 
 def paired_sample_ms(one: Trained, baseline: Trained) -> tuple[list[float], list[float]]:
-    """The median times per sample of both in each launch that has both."""
-    launches = sorted(one.steps_ms.keys() & baseline.steps_ms.keys())
-    return one.sample_ms(launches), baseline.sample_ms(launches)
+    """Return the median times per sample of both in each launch that has both.
+
+    If that is one launch of a live tuning, they are those of its blocks: blocks with the same number were trained in
+    the same round.
+    """
+    launches = _common_launches(one, baseline)
+    if not pairs_blocks(one, baseline):
+        return one.sample_ms(launches), baseline.sample_ms(launches)
+    pairs = list(zip(one.block_sample_ms(launches[0]), baseline.block_sample_ms(launches[0]), strict=False))
+    return [own for own, _ in pairs], [theirs for _, theirs in pairs]
+
+
+def pairs_blocks(one: Trained, baseline: Trained) -> bool:
+    """Whether two configurations are compared by blocks: both were trained in one launch only, of a live tuning."""
+    launches = _common_launches(one, baseline)
+    return len(launches) == 1 and all(len(each.timed[launches[0]].block_at) for each in (one, baseline))
+
+
+def _common_launches(one: Trained, baseline: Trained) -> list[int]:
+    return sorted(one.steps_ms.keys() & baseline.steps_ms.keys())
 
 
 # ---------------------------------------------------------------------------------------------------- the learning

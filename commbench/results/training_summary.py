@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from commbench import stats
-from commbench.ddp.plan.cases import CALIBRATE, PRECISIONS, TrainingCase, baseline_of, hook_position
+from commbench.ddp.plan.cases import CALIBRATE, PRECISIONS, TrainingCase, hook_position
 from commbench.ddp.plan.records import Bucket, BucketRow, TrainingRecord, TrainingRow
 from commbench.engine.flags import add_flag, join_flags, raised_flags
 from commbench.engine.records import SCHEMA
@@ -21,6 +21,8 @@ from commbench.results.trained import (
     EqualLosses,
     Group,
     Trained,
+    baseline_case,
+    block_medians_ms,
     equal_losses,
     groups_of,
     median,
@@ -57,14 +59,14 @@ def keyed_training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> dic
             DDP give ``local_step_ms``.
         info: as ``run.json`` holds it; read are ``run_id``, ``nodes``, ``ranks_per_node``, ``ranks_per_gpu``,
             ``seed``, ``relative_half_width`` (the budget's target), ``oversubscribed``, ``emulated`` (also inside
-            ``environment``), ``layouts`` (for a case's key the bytes of its buckets by DDP's rule), and
+            ``environment``), ``baseline``, ``layouts`` (for a case's key the bytes of its buckets by DDP's rule), and
             ``same_layout``: for the key of each case that was not measured the key of the one that was measured for
             it. Each is optional.
     """
     by_key = swept(records)
     stand_ins = _stand_ins(info)
     groups = groups_of(by_key)
-    baselines = {group: _baseline(members, stand_ins, by_key) for group, members in groups.items()}
+    baselines = {group: _baseline(members, by_key, info) for group, members in groups.items()}
     verdicts = _verdicts(groups, baselines)
     rows: dict[TrainingCase, TrainingRow] = {}
     for group, members in groups.items():
@@ -102,13 +104,12 @@ def _stand_ins(info: RunInfo) -> dict[TrainingCase, TrainingCase]:
     return {TrainingCase.from_key(key): TrainingCase.from_key(other) for key, other in same.items()}
 
 
-def _baseline(
-    members: Sequence[Trained], stand_ins: Iterable[TrainingCase], by_key: Mapping[str, Trained]
-) -> Trained | None:
+def _baseline(members: Sequence[Trained], by_key: Mapping[str, Trained], info: RunInfo) -> Trained | None:
     """Return the baseline of a group; None if it was not trained."""
     group = members[0].case.group
-    cases = [trained_case.case for trained_case in members] + [case for case in stand_ins if case.group == group]
-    return by_key.get(baseline_of(cases).key)
+    cases = [trained_case.case for trained_case in members]
+    cases += [case for case in _stand_ins(info) if case.group == group]
+    return by_key.get(baseline_case(cases, info).key)
 
 
 def _verdicts(groups: Mapping[Group, Sequence[Trained]], baselines: Mapping[Group, Trained | None]) -> dict[str, str]:
@@ -206,6 +207,7 @@ def _with_steps(row: TrainingRow, trained_case: Trained) -> TrainingRow:
     return dataclasses.replace(
         row,
         launches=len(timed),
+        blocks=int(median([len(record.block_lengths) for record in timed])) or None,
         steps=sum(len(record.step_ms) for record in timed),
         step_ms=step_ms,
         step_ms_ci_low=interval.low if interval else None,
@@ -351,8 +353,7 @@ def _drifted(baseline: Trained | None) -> bool:
 
 
 def _blocks_differ(record: TrainingRecord) -> bool:
-    ends = np.cumsum(record.block_lengths)[:-1]
-    medians = [median(block.tolist()) for block in np.split(np.asarray(record.step_ms), ends) if len(block)]
+    medians = block_medians_ms(record)
     return len(medians) > 1 and max(medians) > (1 + DRIFT) * min(medians)
 
 
@@ -365,8 +366,7 @@ def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[Bucket
     Launches in which the buckets were others than in most are left out.
     """
     by_key = swept(records)
-    stand_ins = _stand_ins(info)
-    baselines = (_baseline(members, stand_ins, by_key) for members in groups_of(by_key).values())
+    baselines = (_baseline(members, by_key, info) for members in groups_of(by_key).values())
     first = {trained_case.case for trained_case in baselines if trained_case}
     ddp = sorted(
         (trained_case for trained_case in by_key.values() if trained_case.case.uses_ddp),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from commbench import stats
-from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_of
+from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.hooks.registry import HOOKS
 from commbench.results.info import RunInfo
@@ -22,6 +22,7 @@ from commbench.results.trained import (
     Group,
     Speedup,
     Trained,
+    baseline_case,
     equal_losses,
     groups_of,
     median,
@@ -141,7 +142,7 @@ class _Compared:
         if not groups:
             return None
         members = groups[_first_group(groups, info)]
-        case = baseline_of([one.case for one in members])
+        case = baseline_case([one.case for one in members], info)
         base = known.get(case.key)
         if base is None or not base.is_ok:
             why = {case: base.outcome[1] if base else "it was not trained"}

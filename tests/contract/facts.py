@@ -9,7 +9,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ TOLERANCE = 1e-9
 WORDS = frozenset({"case", "doubts", "evidence", "flags", "help", "paragraph", "reason", "remarks", "snippet"}) | {
     *("stderr", "stdout", "suspects_remarks", "text")
 }
+#: Columns and keys that came later than the record.
+ADDED = frozenset({"blocks", "live", "safe"})
 #: A number in a text.
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 #: A larger file is compressed.
@@ -168,7 +170,7 @@ def facts_of(name: str, documents: Mapping[str, Json]) -> Facts:
             found |= _printed_facts(where, document)
         else:
             if file.endswith(".csv"):
-                found[f"{where}/columns"] = ",".join(document[0])
+                found[f"{where}/columns"] = _recorded_columns(document[0])
             found |= dict(_flat(where, document))
     return found
 
@@ -185,7 +187,7 @@ def _printed_facts(where: str, document: Mapping[str, Json]) -> Facts:
             for number, block in enumerate(re.split(r"\n\n+", text.strip())):
                 rows = list(csv.DictReader(io.StringIO(block)))
                 table = f"{inside.replace('stdout', 'csv')}/table {number}"
-                found[f"{table}/columns"] = block.partition("\n")[0]
+                found[f"{table}/columns"] = _recorded_columns(block.partition("\n")[0].split(","))
                 found |= dict(_flat(table, rows))
         else:
             found[f"{inside}/text"] = text
@@ -193,9 +195,15 @@ def _printed_facts(where: str, document: Mapping[str, Json]) -> Facts:
     return found
 
 
+def _recorded_columns(columns: Iterable[str]) -> str:
+    """Return the header of a table without the columns that were added."""
+    return ",".join(column for column in columns if column not in ADDED)
+
+
 def _flat(where: str, value: Json) -> Iterator[tuple[str, Value]]:
     """Yield each leaf of a document with its path, and the length of each list."""
     if isinstance(value, Mapping):
+        value = {key: inner for key, inner in value.items() if key not in ADDED}
         yield f"{where}/#", len(value)
         for key, inner in value.items():
             yield from _flat(f"{where}/{key}", inner)

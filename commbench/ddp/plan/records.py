@@ -159,6 +159,7 @@ class TrainingRow:
     accumulation: int | None = column("backward passes per optimiser step")
     batch_per_rank: int | None = column("samples per rank of one backward pass")
     launches: int | None = column("launches that the row summarises")
+    blocks: int | None = column("blocks of consecutive steps in a launch, median over launches")
     steps: int | None = column("timed steps, all launches together")
     step_ms: float | None = column("median over launches of the median step of the slowest rank")
     step_ms_ci_low: float | None = column("95 % interval over launches, low end")
