@@ -182,7 +182,7 @@ def _conclusion(found: Recommendation | None) -> str:
         return "tuning ended without a comparison: the setting stays as it was"
     best = found.best
     if found.verdict == "change":
-        return f"decided: {best.name} trains {best.gain}"
+        return f"decided: {best.name} trains {best.gain_over(found.baseline_name)}"
     if found.verdict == "keep":
         return "decided: the script's own setting stays; no other is more than 2 % faster"
     return "undecided: the script's own setting stays"

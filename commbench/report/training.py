@@ -18,7 +18,7 @@ from commbench.report.formats import fixed, launches_of, microseconds, percent, 
 from commbench.report.table import failures, legend, marks_of, reasons, warnings_for
 from commbench.results import DDP, PREDICTIONS, Run
 from commbench.results.info import Launch
-from commbench.results.recommendation import Recommendation, paragraph
+from commbench.results.recommendation import Recommendation, paragraph, snippets
 from commbench.stats import family_hint
 from commbench.tuner.predictions import Accuracy, PredictionRow, held_out_accuracy
 from commbench.units import counted, format_duration, three_digits
@@ -61,9 +61,12 @@ def training_warnings(run: Run) -> list[str]:
 
 
 def render_recommendation(recommendation: Recommendation) -> list[RenderableType]:
-    """Return the paragraph and the snippet."""
-    snippet = Text(recommendation.snippet.rstrip())
-    return [Text(f"\n{paragraph(recommendation)}\n"), Padding(snippet, (0, 0, 0, 4))]
+    """Return the paragraph and what to paste."""
+    parts: list[RenderableType] = [Text(f"\n{paragraph(recommendation)}\n")]
+    for title, snippet in snippets(recommendation):
+        parts += [Text(title)] if title else []
+        parts.append(Padding(Text(snippet.rstrip()), (0, 0, 0, 4)))
+    return parts
 
 
 # ------------------------------------------------------------------------------------------------------ the table

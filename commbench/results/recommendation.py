@@ -58,13 +58,22 @@ class Choice:
         words += ["static graph"] if self.static_graph else []
         return ", ".join(words)
 
-    @property
-    def gain(self) -> str:
-        """The speedup with its interval: ``1.31 times as fast as the default [1.28, 1.34]``."""
+    def gain_over(self, baseline: str) -> str:
+        """Return the speedup with its interval: ``1.31 times as fast as the default [1.28, 1.34]``."""
         if self.speedup is None:
             return "not measured again"
         interval = f" [{self.speedup_ci[0]:.3f}, {self.speedup_ci[1]:.3f}]" if self.speedup_ci else ""
-        return f"{self.speedup:.3f} times as fast as the default{interval}"
+        return f"{self.speedup:.3f} times as fast as {baseline}{interval}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SafeChoice(Choice):
+    """The fastest setting that leaves learning as it is: only its buckets differ from the baseline's."""
+
+    verdict: Verdict
+    """On it alone, as the recommendation's."""
+    snippet: str
+    """What to paste."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +166,13 @@ class Recommendation:
     """Of the intervals: higher where there are several alternatives, or launches that were added after a first look."""
     launches: int = 0
     """Fresh launches behind the verdict."""
+    blocks: int = 0
+    """Pairs of fresh blocks behind the verdict of a live tuning in one launch; else 0."""
+    is_live: bool = field(default=False, metadata={"key": "live"})
+    """Whether a person's own training was tuned: then the baseline is the script's own setting."""
+    safe: SafeChoice | None = None
+    """The fastest setting that leaves learning as it is, which is the baseline where no other was faster; None in files
+    of earlier versions."""
     alternatives: tuple[Choice, ...] = ()
     """All settings that were measured again beside the baseline, the fastest first."""
     cost: Cost | None = None
@@ -173,8 +189,13 @@ class Recommendation:
     """A sentence on what would decide; empty where it is decided, or nothing can be told."""
 
     @property
+    def baseline_name(self) -> str:
+        """The baseline for people."""
+        return "the script's own setting" if self.is_live else "the default"
+
+    @property
     def has_baseline(self) -> bool:
-        """Whether the default trained: else there was nothing to compare with, and nothing can be recommended."""
+        """Whether the baseline trained: else there was nothing to compare with, and nothing can be recommended."""
         return self.baseline.step_ms is not None
 
     @property
@@ -198,7 +219,8 @@ class Recommendation:
             if isinstance(data, Mapping):
                 data = {**data, **{name: data[key] for name, key in _KEYS.items() if key in data}}
             found = read_as(cls, data)
-            for choice in (found.baseline, found.best, found.best_uncompressed, *found.alternatives):
+            choices = (found.baseline, found.best, found.best_uncompressed, *found.alternatives)
+            for choice in (*choices, *([found.safe] if found.safe else [])):
                 choice.case.checked()
         except InputError as error:
             raise InputError(f"recommendation.json is not one of commbench ({error}); remove it.") from error
@@ -213,20 +235,27 @@ def headline(found: Recommendation) -> str:
     """What to do, in one sentence."""
     if not found.has_baseline:
         return f"{found.workload} on {found.world_size} ranks: nothing can be recommended."
-    said = {
-        "change": f"change to {found.best.name}",
-        "keep": "keep the default",
-        "inconclusive": "keep the default for now",
-    }
-    return f"{found.workload} on {found.world_size} ranks: {said[found.verdict]}."
+    keep = f"keep {found.baseline_name}"
+    actions = {"change": _change(found, keep), "keep": keep, "inconclusive": f"{keep} for now"}
+    return f"{found.workload} on {found.world_size} ranks: {actions[found.verdict]}."
+
+
+def _change(found: Recommendation, keep: str) -> str:
+    """Return what to change; what leaves learning as it is comes first."""
+    if found.safe is None or not alters_learning(found.best, found.baseline):
+        return f"change to {found.best.name}"
+    safe = keep
+    if found.safe.verdict == "change":
+        safe = f"change to {found.safe.name}, which leaves learning as it is"
+    return f"{safe}, or change to {found.best.name}, which alters learning"
 
 
 def paragraph(recommendation: Recommendation) -> str:
-    """Return the conclusion for people: the best without compression, the best with it, its cost, and warnings."""
+    """Return the conclusion for people: what leaves learning as it is, the best of all, its cost, and warnings."""
     found = recommendation
-    sentences = [f"{headline(found)} {found.reason}"]
+    sentences = [headline(found), *safe_sentences(found), found.reason]
     plain, best = found.best_uncompressed, found.best
-    if _is_compressed(best):
+    if found.safe is None and _is_compressed(best):
         sentences.append(_without_compression(plain, found.baseline))
     if cost := learning_cost(found):
         sentences.append(cost)
@@ -245,13 +274,41 @@ def paragraph(recommendation: Recommendation) -> str:
     return " ".join(sentences)
 
 
+def safe_sentences(found: Recommendation) -> list[str]:
+    """Return a sentence on the fastest setting that leaves learning as it is, if the best alters it; else none."""
+    safe = found.safe
+    if safe is None or not alters_learning(found.best, found.baseline):
+        return []
+    if setting_of(safe) == setting_of(found.baseline):
+        return [f"No setting that leaves learning as it is was faster than {found.baseline_name}."]
+    clauses = {"change": "", "keep": ", no gain that matters", "inconclusive": ", which is not sure yet"}
+    gain = safe.gain_over(found.baseline_name)
+    return [f"Of those that leave learning as it is the fastest is {safe.name}, {gain}{clauses[safe.verdict]}."]
+
+
+def snippets(found: Recommendation) -> list[tuple[str, str]]:
+    """Return what to paste, each with a title: what leaves learning as it is comes first."""
+    safe = found.safe
+    if safe is None or found.verdict != "change" or not alters_learning(found.best, found.baseline):
+        return [("", found.snippet)]
+    return [
+        ("To paste, leaves learning as it is:", safe.snippet),
+        ("To paste, faster but alters learning:", found.snippet),
+    ]
+
+
 def learning_cost(found: Recommendation) -> str:
     """What the best setting does to learning, or that this was not measured; empty where it alters none."""
     if not alters_learning(found.best, found.baseline):
         return ""
     if found.cost is None:
-        return "What this does to learning was not measured: the workload has no loss."
-    return _cost_sentence(found.cost, found.best)
+        return f"What this does to learning was not measured: {_why_no_cost(found)}."
+    return _cost_sentence(found.cost, found)
+
+
+def _why_no_cost(found: Recommendation) -> str:
+    """Return why no effect on learning is known."""
+    return "all settings trained the same model in turn" if found.is_live else "the workload has no loss"
 
 
 def warnings_sentence(found: Recommendation) -> str:
@@ -262,10 +319,10 @@ def warnings_sentence(found: Recommendation) -> str:
 def _without_compression(plain: Choice, baseline: Choice) -> str:
     if setting_of(plain) == setting_of(baseline):
         return "Without compression nothing faster than the default was found."
-    return f"Without compression the fastest is {plain.name}, {plain.gain}."
+    return f"Without compression the fastest is {plain.name}, {plain.gain_over('the default')}."
 
 
-def _cost_sentence(cost: Cost, best: Choice) -> str:
+def _cost_sentence(cost: Cost, found: Recommendation) -> str:
     steps, time = cost.loss_equal_steps, cost.loss_equal_time
     text = (
         f"After {cost.steps} steps its training loss is {steps.best:.4g} against {steps.baseline:.4g} "
@@ -276,7 +333,7 @@ def _cost_sentence(cost: Cost, best: Choice) -> str:
         metric = cost.metric
         text += f"; {cost.metric_name} is {metric.best:.4g} against {metric.baseline:.4g} (paired: {_signed(metric)})"
     if time.difference >= 0:
-        text += f"; in equal time {best.name} learnt no more than the default"
+        text += f"; in equal time {found.best.name} learnt no more than {found.baseline_name}"
     return f"{text}; {counted(cost.steps, 'step')} are too few to judge the effect on learning."
 
 

@@ -14,8 +14,18 @@ from commbench import stats
 from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.hooks.registry import HOOKS
-from commbench.results.info import RunInfo
-from commbench.results.recommendation import Choice, Cost, Difference, Recommendation, Verdict, paragraph, setting_of
+from commbench.results.info import RunInfo, is_live
+from commbench.results.recommendation import (
+    Choice,
+    Cost,
+    Difference,
+    Recommendation,
+    SafeChoice,
+    Verdict,
+    alters_learning,
+    paragraph,
+    setting_of,
+)
 from commbench.results.summary import condition_flags, launch_flags
 from commbench.results.trained import (
     EqualLosses,
@@ -28,13 +38,14 @@ from commbench.results.trained import (
     median,
     paired_losses,
     paired_sample_ms,
+    pairs_blocks,
     speedup_of,
     trained,
 )
 from commbench.stats import MARGIN
 from commbench.tuner.effort import exhaustive_steps, measured_steps, steps_of, surer
 from commbench.tuner.learning import accuracy_warning
-from commbench.tuner.snippet import keep_snippet, snippet_of
+from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
 from commbench.units import counted
 
 __all__ = ["Recommendation", "candidates", "comparable", "paragraph", "recommend"]
@@ -80,7 +91,10 @@ def judge(speedup: Speedup | None) -> Verdict:
 def candidates(
     records: Iterable[TrainingRecord], info: RunInfo, *, max_loss_increase: float | None = None
 ) -> list[TrainingCase]:
-    """What to measure again in fresh launches: the baseline, the fastest without compression, the fastest of all.
+    """What to measure again in fresh launches: the baseline, the fastest of all, and two that are milder.
+
+    These two are the fastest that leaves learning as it is and the fastest without compression, where they are faster
+    than the baseline.
 
     They are chosen from the sweep, in the group with the most ranks and there the first batch: the first of
     ``info["batches"]``, else the smallest. The fastest of all is the fastest beside the baseline, for it takes an
@@ -101,8 +115,10 @@ def candidates(
     if group is None or group.baseline is None:
         return []
     ranked = sorted(group.alternatives, key=group.ratio, reverse=True)
-    plain = next((one for one in ranked if one.case.hook == "none" and group.ratio(one) > 1), None)
-    chosen = [group.baseline, *([plain] if plain else []), *ranked[:1]]
+    faster = [one for one in ranked if group.ratio(one) > 1]
+    safe = [one for one in faster if not alters_learning(one.case, group.case)]
+    plain = [one for one in faster if one.case.hook == "none"]
+    chosen = [group.baseline, *safe[:1], *plain[:1], *ranked[:1]]
     return list(dict.fromkeys(dataclasses.replace(one.case, phase=CONFIRM) for one in chosen))
 
 
@@ -261,9 +277,7 @@ class _Decision:
         weighed_speedup = speedups[weighed.case] if weighed else None
         launches = weighed_speedup.launches if weighed_speedup else 0
         level = weighed_speedup.interval.level if weighed_speedup and weighed_speedup.interval else FIRST_LOOK
-        snippet = keep_snippet() if group.baseline is not None else ""
-        if verdict == "change" and best:
-            snippet = snippet_of(best.case, device=next(iter(best.timed.values())).device)
+        snippet = self._snippet(best if verdict == "change" else None)
         return Recommendation(
             workload=case.workload,
             world_size=case.world_size,
@@ -276,23 +290,46 @@ class _Decision:
             speedup_ci=chosen.speedup_ci,
             verdict=verdict,
             level=level,
-            reason=self._reason(verdict, choices[weighed.case] if weighed else None, launches, level),
+            reason=self._reason(verdict, choices[weighed.case] if weighed else None, weighed_speedup, level),
             snippet=snippet,
             measured_steps=measured_steps(self.records),
             exhaustive_steps=exhaustive_steps(self.records, self.info),
             launches=launches,
+            blocks=weighed_speedup.blocks if weighed_speedup else 0,
+            is_live=is_live(self.info),
+            safe=self._safe(ranked, speedups),
             alternatives=tuple(choices.values()),
             cost=_cost_of(best, group) if best else None,
-            warnings=self._warnings(best, launches, level),
+            warnings=self._warnings(best, weighed_speedup, level),
             max_accuracy_loss=self.info.get("max_accuracy_loss"),
             too_costly=self._too_costly(),
             surer=self._surer(weighed, level) if verdict == "inconclusive" and weighed else "",
         )
 
+    def _snippet(self, one: Trained | None) -> str:
+        """What to paste to train as ``one``; None: as the baseline."""
+        if self.group.baseline is None:
+            return ""
+        if is_live(self.info):
+            framework = self.info.get("framework", "")
+            return live_snippet(one.case if one else self.group.case, self.group.case, framework=framework)
+        return snippet_of(one.case, device=next(iter(one.timed.values())).device) if one else keep_snippet()
+
+    def _safe(self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None]) -> SafeChoice:
+        """The fastest of those that leave learning as it is, judged by itself."""
+        safe = [one for one in ranked if not alters_learning(one.case, self.group.case)]
+        verdict, weighed = self._weigh(safe, speedups)
+        best = weighed if weighed is not None and self.group.ratio(weighed) > 1 else None
+        choice = _choice_of(best, speedups[best.case]) if best else self._baseline_choice()
+        snippet = self._snippet(best if verdict == "change" else None)
+        return SafeChoice(**vars(choice), verdict=verdict, snippet=snippet)
+
     def _speedup(self, one: Trained) -> Speedup | None:
-        """The speedup in fresh launches; None where there were none."""
+        """The speedup in fresh launches, or in the fresh blocks of one; None where there were none."""
         if not self.fresh or self.group.baseline is None:
             return None
+        if pairs_blocks(one, self.group.baseline):
+            return speedup_of(one, self.group.baseline, level=live_level_of(len(self.group.alternatives)))
         first_look = self.info.get("first_look")
         is_second = (
             first_look is not None and len(one.steps_ms.keys() & self.group.baseline.steps_ms.keys()) > first_look
@@ -314,7 +351,7 @@ class _Decision:
 
     def _surer(self, weighed: Trained, level: float) -> str:
         """What would decide, see `commbench.tuner.effort.surer`."""
-        if not self.fresh or self.group.baseline is None:
+        if not self.fresh or self.group.baseline is None or is_live(self.info):
             return ""
         own, base = paired_sample_ms(weighed, self.group.baseline)
         ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True) if ours > 0]
@@ -344,31 +381,43 @@ class _Decision:
         chosen = dataclasses.replace(chosen, step_ms=step_ms)
         return dataclasses.replace(chosen, speedup=1.0, speedup_ci=(1.0, 1.0)) if self.fresh else chosen
 
-    def _reason(self, verdict: Verdict, weighed: Choice | None, launches: int, level: float) -> str:
+    def _reason(self, verdict: Verdict, weighed: Choice | None, speedup: Speedup | None, level: float) -> str:
         """One sentence: what was compared, how much it gained, how sure that is."""
+        baseline = self._baseline_name
         if self.group.baseline is None:
-            return f"The default did not train, so nothing can be compared with it: {self._why_unfit()}."
+            subject = f"{baseline[0].upper()}{baseline[1:]}"
+            return f"{subject} did not train, so nothing can be compared with it: {self._why_unfit()}."
         if weighed is None:
-            return f"No alternative to the default was measured well{self._why_none()}."
+            return f"No alternative to {baseline} was measured well{self._why_none()}."
         if not self.fresh:
-            where = "calibration" if self.group.case.phase == CALIBRATE else "sweep"
-            return (
-                f"{weighed.name} was the fastest alternative of the {where} but was not measured again in fresh "
-                "launches."
+            return f"{weighed.name} was the fastest alternative of the {self._stage} but was not measured again in " + (
+                "fresh blocks." if is_live(self.info) else "fresh launches."
             )
-        if weighed.speedup is None or weighed.speedup_ci is None:
-            made = counted(launches, "launch")
+        if speedup is None or speedup.interval is None:
+            made = counted(speedup.launches if speedup else 0, "launch")
+            made = counted(speedup.blocks, "block") if speedup and speedup.blocks else made
             return f"{weighed.name} was measured again in {made} only, which says nothing about the next one."
-        low, high = weighed.speedup_ci
-        says = {
+        low, high = speedup.interval.low, speedup.interval.high
+        consequences = {
             "change": f"which lies wholly above the margin of {100 * MARGIN:g} %",
             "keep": f"so it is no more than {100 * MARGIN:g} % faster",
             "inconclusive": f"which neither shows nor excludes a gain beyond {100 * MARGIN:g} %",
         }
         return (
-            f"In {launches} fresh launches {weighed.name} ran {weighed.speedup:.3f} times as fast as the "
-            f"default, {100 * level:g} % interval {low:.3f} to {high:.3f}, {says[verdict]}."
+            f"In {_extent(speedup)} {weighed.name} ran {speedup.ratio:.3f} times as fast as {baseline}, "
+            f"{100 * level:.4g} % interval {low:.3f} to {high:.3f}, {consequences[verdict]}."
         )
+
+    @property
+    def _baseline_name(self) -> str:
+        return "the script's own setting" if is_live(self.info) else "the default"
+
+    @property
+    def _stage(self) -> str:
+        """What was measured last, where nothing was measured again."""
+        if self.group.case.phase == CALIBRATE:
+            return "calibration"
+        return "screening" if is_live(self.info) else "sweep"
 
     def _why_unfit(self) -> str:
         return next(iter(self.group.unfit.values()), "no reason is known").rstrip(".") or "no reason is known"
@@ -382,13 +431,18 @@ class _Decision:
         both = [*(sought.too_costly.items() if sought else ()), *(self.group.too_costly.items() if self.fresh else ())]
         return tuple(f"{Choice(**setting_of(case)).name}, for {why}" for case, why in both)
 
-    def _warnings(self, best: Trained | None, launches: int, level: float) -> tuple[str, ...]:
+    def _warnings(self, best: Trained | None, speedup: Speedup | None, level: float) -> tuple[str, ...]:
+        launches, blocks = (speedup.launches, speedup.blocks) if speedup else (0, 0)
         where = condition_flags(self.group.case.backend, self.info)
         members = [one for one in (self.group.baseline, best) if one]
         is_bimodal = any("bimodal_launches" in launch_flags(list(one.steps_ms.values())) for one in members)
         few = f"only {launches} fresh launches, so the interval assumes log-normal launches"
         judged = {
             few: 1 < launches < stats.fewest_launches(level),
+            "one launch, and launches differ: the same command with the same --out adds one": blocks > 0,
+            f"only {blocks} fresh blocks, so the interval assumes log-normal times": (
+                0 < blocks < stats.fewest_launches(level)
+            ),
             "launches are bimodal, and a training is one launch": is_bimodal,
             "more ranks than cores took turns": bool(self.info.get("oversubscribed")),
             "the network was emulated": "emulated" in where,
@@ -435,6 +489,13 @@ def _difference(pairs: Sequence[tuple[float, float]]) -> Difference:
         difference=median(own - theirs),
         difference_ci=(interval.low, interval.high) if interval else None,
     )
+
+
+def _extent(speedup: Speedup) -> str:
+    """How often a speedup was measured."""
+    if speedup.blocks:
+        return f"{speedup.blocks} fresh blocks of 1 launch"
+    return f"{speedup.launches} fresh launches"
 
 
 def _choice_of(one: Trained, speedup: Speedup | None) -> Choice:

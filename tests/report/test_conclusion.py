@@ -13,7 +13,7 @@ from training_builders import launches_of, make_training_launches
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError
-from commbench.results.recommendation import Recommendation, paragraph, setting_of
+from commbench.results.recommendation import Recommendation, paragraph, setting_of, snippets
 
 
 def learning(case: TrainingCase, losses: Sequence[float], **changes: Any) -> list[TrainingRecord]:
@@ -51,9 +51,9 @@ def test_paragraph_of_a_compressed_best() -> None:
     """Tell the verdict, the gain, what is possible without compression, and the cost."""
     text = paragraph(compressed())
     for part in (
-        "mlp on 2 ranks: change to topk:0.01 with 5 MiB buckets.",
+        "mlp on 2 ranks: keep the default, or change to topk:0.01 with 5 MiB buckets, which alters learning.",
         "2.000 times as fast as the default",
-        "Without compression nothing faster than the default was found.",
+        "No setting that leaves learning as it is was faster than the default.",
         "After 40 steps its training loss is 2.135 against 2.038 (paired by launch: +0.096",
         "accuracy is 0.7 against 0.75 (paired: -0.05",
         "40 steps are too few to judge the effect on learning.",
@@ -80,9 +80,34 @@ def test_paragraph_names_the_uncompressed_gain() -> None:
     """Tell what is to be had without compression, with its interval, and what is not known of accuracy."""
     text = paragraph(decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))]))
     assert (
-        "Without compression the fastest is 5 MiB buckets, 1.111 times as fast as the default [1.111, 1.111]." in text
+        "Of those that leave learning as it is the fastest is 5 MiB buckets, 1.111 times as fast as the default "
+        "[1.111, 1.111]." in text
     )
     assert "What this does to learning was not measured" in text
+
+
+def test_conclusion_leads_with_what_leaves_learning_as_it_is() -> None:
+    """Name the safe setting first, with its own speedup and lines, also where compression is faster."""
+    found = decide([*sweep(five=15, topk=10), *fresh((FIVE, 15), (TOPK, 10))])
+    assert found.safe is not None
+    assert ("change", "5", 20 / 15) == (found.safe.verdict, found.safe.bucket_cap_mb, pytest.approx(found.safe.speedup))
+    start = "mlp on 2 ranks: change to 5 MiB buckets, which leaves learning as it is, or change to topk:0.01 with 5 MiB"
+    assert paragraph(found).startswith(start)
+    (_, safe), (_, best) = snippets(found)
+    assert "bucket_cap_mb=5" in safe
+    assert "TopK" not in safe
+    assert "TopK" in best
+
+
+def test_a_file_without_a_safe_setting_is_read() -> None:
+    """Read a file of an earlier version, and conclude from what it holds."""
+    data = json.loads(json.dumps(compressed().to_json()))
+    del data["safe"], data["blocks"], data["live"]
+    found = Recommendation.from_json(data)
+    assert found.safe is None
+    assert "change to topk:0.01 with 5 MiB buckets." in paragraph(found)
+    assert "Without compression nothing faster" in paragraph(found)
+    assert 1 == len(snippets(found))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +184,7 @@ def test_file_holds_the_contract() -> None:
     found = compressed()
     data = json.loads(json.dumps(found.to_json()))
     promised = {"schema", "workload", "world_size", "baseline", "best", "best_uncompressed", "speedup", "speedup_ci"}
-    promised |= {"verdict", "reason", "snippet", "measured_steps", "exhaustive_steps"}
+    promised |= {"verdict", "reason", "snippet", "measured_steps", "exhaustive_steps", "safe"}
     assert promised <= data.keys()
     assert 1 == data["schema"]
     setting = {"bucket_cap_mb": "5", "hook": "topk", "density": 0.01, "precision": "fp32", "accumulation": 1}

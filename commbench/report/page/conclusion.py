@@ -24,7 +24,13 @@ from commbench.report.table import ROWS, Things, format_time_us, warned
 from commbench.results import Run
 from commbench.results.info import is_complete
 from commbench.results.pairs import Matrix
-from commbench.results.recommendation import Recommendation, headline, learning_cost, warnings_sentence
+from commbench.results.recommendation import (
+    Recommendation,
+    headline,
+    learning_cost,
+    safe_sentences,
+    warnings_sentence,
+)
 from commbench.results.sharing import measures_interconnect, shares_gpu
 from commbench.system.environment import differing
 from commbench.tuner.predictions import predictions
@@ -237,11 +243,15 @@ def _settings(run: Run) -> Iterable[Finding]:
     yield Finding(
         label="DDP settings",
         texts=[headline(found)],
-        details=[text for text in (found.reason, _cost_of(found), found.surer, warnings_sentence(found)) if text],
+        details=[text for text in _details(found) if text],
         tone="bad" if not found.has_baseline else "good" if found.verdict == "change" else "",
         is_lead=True,
         more=("training", "What to paste, what it costs, and all that was tried"),
     )
+
+
+def _details(found: Recommendation) -> list[str]:
+    return [*safe_sentences(found), found.reason, _cost_of(found), found.surer, warnings_sentence(found)]
 
 
 def _cost_of(found: Recommendation) -> str:

@@ -20,7 +20,7 @@ from commbench.report.table import warnings_for
 from commbench.report.topology import topology_remarks
 from commbench.report.training import render_cost, training_warnings
 from commbench.results import Run
-from commbench.results.recommendation import paragraph
+from commbench.results.recommendation import paragraph, snippets
 from commbench.tuner.predictions import predictions
 
 #: Most names of runs in a title.
@@ -177,13 +177,14 @@ def _verdict(run: Run) -> list[str]:
 
 
 def _snippets(runs: Sequence[Run]) -> list[Code]:
-    """The snippet of each run with a recommendation."""
+    """What to paste, of each run with a recommendation."""
     found = [(run, run.recommendation) for run in runs if run.recommendation and not undecided(run)]
-    of_run = len(runs) > 1
+    of_run = ", by {}" if len(runs) > 1 else ""
     return [
-        Code(title=f"To paste, by {run.name}" if of_run else "To paste", text=recommendation.snippet.rstrip())
+        Code(title=f"{title.rstrip(':') or 'To paste'}{of_run.format(run.name)}", text=text.rstrip())
         for run, recommendation in found
-        if recommendation.snippet and recommendation.has_baseline
+        for title, text in snippets(recommendation)
+        if text and recommendation.has_baseline
     ]
 
 
