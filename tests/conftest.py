@@ -18,9 +18,10 @@ import pytest
 import slurm
 from commands import Command, clear_of_launchers
 from hypothesis import HealthCheck, settings
-from launching import HERE, RunRanks
+from launching import NO_OFI, RANKS, RunRanks, serve_forks
+from launching import mpirun as find_mpirun
 
-from commbench.launch.launchers import MpirunLauncher, choose_launcher
+from commbench.launch.launchers import MpirunLauncher
 
 #: Tests start hundreds of processes: they share compiled modules also where writing these is turned off.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -93,30 +94,42 @@ def load_benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleTyp
 
 
 @pytest.fixture(scope="session")
+def forked_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The path of a program that stands for ``python`` and runs programs as forks; see ``forks/server.py``."""
+    with serve_forks(tmp_path_factory.mktemp("forks")) as path:
+        yield path
+
+
+@pytest.fixture
+def forks(forked_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this test start commands and ranks as forks, which have imported everything."""
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.setattr(sys, "executable", forked_python)
+    for name, value in NO_OFI.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="session")
 def mpirun() -> MpirunLauncher:
     """The mpirun that commbench itself would use; the test is skipped where there is none."""
-    pytest.importorskip("mpi4py")
-    launcher = choose_launcher(oversubscribe=True)
-    if not isinstance(launcher, MpirunLauncher):
-        pytest.skip("needs Open MPI's mpirun")
-    return launcher
+    return find_mpirun()
 
 
 @pytest.fixture(scope="session")
 def mpi_environment(mpirun: MpirunLauncher) -> dict[str, str]:
-    """The variables that ranks on this host are started with; Open MPI's slow ofi component is left out."""
-    return {**os.environ, "OMPI_MCA_btl": "^ofi", **mpirun.environment()}
+    """The variables that ranks on this host are started with."""
+    return {**os.environ, **NO_OFI, **mpirun.environment()}
 
 
 @pytest.fixture(scope="session")
-def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRanks:
+def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str], forked_python: str) -> RunRanks:
     """``run_ranks(n, script, *arguments, timeout=120)``: what rank 0 of ``ranks/script`` printed last, as JSON."""
 
     def run(ranks: int, script: str, *arguments: str, timeout: float = 120) -> Any:
         command = [
             *(mpirun.mpirun, "-n", str(ranks), "--oversubscribe", "--bind-to", "none"),
             *("--mca", "mpi_yield_when_idle", "1"),
-            *(sys.executable, "-m", "mpi4py", str(HERE / "ranks" / script), *arguments),
+            *(forked_python, "-m", "mpi4py", str(RANKS / script), *arguments),
         ]
         try:
             done = subprocess.run(

@@ -134,6 +134,19 @@ def beat(rank, entered=1):
 """
 
 
+@contextlib.contextmanager
+def serve_forks(directory: Path) -> Iterator[str]:
+    """Serve forks of one process; yield the path of the program that stands for ``python``."""
+    program = directory / "python"
+    program.write_text(f"#!{sys.executable} -IS\n" + (HERE / "forks" / "client.py").read_text())
+    program.chmod(0o755)
+    command = [sys.executable, str(HERE / "forks" / "server.py"), str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        assert b"ready\n" == server.stdout.readline()
+        yield str(program)
+
+
 def find_marked(mark: str) -> list[str]:
     """Return the command lines of living processes that inherited the mark."""
     found = []

@@ -385,10 +385,10 @@ def test_watch_survives_what_it_was_not_told() -> None:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+def recorded(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """What two ranks saw in several loops, and where rank 0 wrote it."""
     folder = tmp_path_factory.mktemp("recorded")
-    return found_by(run_gloo_ranks(2, "record_loop.py", str(folder), store=folder / "store")), folder
+    return found_by(run_gloo_ranks(forked_python, 2, "record_loop.py", str(folder), store=folder / "store")), folder
 
 
 @pytest.mark.parametrize("name", ["plain", "views", "static", "unused", "accumulate", "compress"])

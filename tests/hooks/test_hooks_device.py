@@ -35,12 +35,12 @@ MEMORIES_BY_KIND = [
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def found(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the checks find on two ranks, by the way in which elements are selected."""
     store = tmp_path_factory.mktemp("store") / "store"
     kinds = ["torch", *cases([], ["cuda"] if cuda_on_host.find_compiler() else [])]
     names = [":".join([kind, *MEMORIES]) for kind in kinds]
-    return found_by(run_gloo_ranks(2, "hooks_device.py", *names, store=store, timeout=280))
+    return found_by(run_gloo_ranks(forked_python, 2, "hooks_device.py", *names, store=store, timeout=280))
 
 
 @pytest.fixture(scope="module", params=SELECTIONS)

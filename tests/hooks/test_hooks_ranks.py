@@ -22,12 +22,12 @@ Start = Callable[..., list[tuple[int, str, str]]]
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+def start(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """``start(ranks, script, *arguments)``: the exit status, output and messages of each rank."""
 
     def run(ranks: int, script: str, *arguments: str, timeout: float = 250) -> list[tuple[int, str, str]]:
         store = tmp_path_factory.mktemp("store") / "store"
-        return run_gloo_ranks(ranks, script, *arguments, store=store, timeout=timeout)
+        return run_gloo_ranks(forked_python, ranks, script, *arguments, store=store, timeout=timeout)
 
     return run
 

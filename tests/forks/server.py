@@ -1,0 +1,203 @@
+"""Runs Python programs as forks of one process that has imported torch, numba and commbench, which takes seconds.
+
+``python server.py DIRECTORY`` listens on the socket ``DIRECTORY/socket`` until its stdin closes. ``client.py`` asks for
+programs. MPI is not imported here: its library reads the environment of a program when it is loaded.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from client import NAMESPACES
+
+#: What programs under test import, where it is installed.
+IMPORTED = (
+    *("torch", "torch._dynamo", "torch.distributed.run", "matplotlib.figure", "matplotlib.backends.backend_agg"),
+    *("commbench.cli.main", "commbench.cli.measure", "commbench.cli.train", "commbench.report.page"),
+    *("commbench.launch.rank", "commbench.launch.conductor", "commbench.launch.standalone"),
+    *("commbench.backends.gloo", "commbench.ddp.session", "commbench.ddp.inspect", "commbench.tuner.stages"),
+    *("commbench.hooks", "commbench.hooks.compression.selection", "commbench.engine.timing.native"),
+)
+HEADER_BYTES = 8
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Program:
+    """A program that a client asks for."""
+
+    executable: str
+    """Path of the client, by which the program starts others."""
+    arguments: list[str]
+    """What follows ``python`` on the command line: ``-m MODULE ...`` or ``SCRIPT ...``."""
+    environment: dict[str, str]
+    directory: str
+    cores: list[int]
+
+    def run(self) -> None:
+        """Run it as if this process had just begun."""
+        os.chdir(self.directory)
+        os.environ.clear()
+        os.environ.update(self.environment)
+        os.sched_setaffinity(0, self.cores)
+        sys.executable = self.executable
+        if self.arguments[0] == "-m":
+            sys.path[0] = self.directory
+            sys.argv = self.arguments[1:]
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(self.arguments[0]).parent)
+            sys.argv = self.arguments
+            runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def import_everything() -> None:
+    """Import what is installed, and load the compiled loop."""
+    for name in IMPORTED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    load_native_loop()
+    assert "mpi4py.MPI" not in sys.modules
+
+
+def load_native_loop() -> None:
+    """Let numba load the loop from its cache, or compile it."""
+    try:
+        from commbench.engine.timing import native
+        from commbench.engine.timing.loops import Call, Progress
+        from commbench.engine.timing.sync import SyncPlan
+    except ImportError:
+        return
+    import numpy as np
+
+    plan: Any = SimpleNamespace(plan=SyncPlan(method="none"))
+    calls = native.SyncCalls(barrier=(), broadcast=(), instant=np.zeros(1, dtype=np.int64))
+    function = native.address_of(ctypes.CDLL(None).abs)
+    native.NativeTimer(plan, calls, Progress()).run([Call(run=lambda: None, rows=[(function, 0)])], 1, 1)
+
+
+class Server:
+    """Forks a program for each client.
+
+    A client sends a program, then a byte for each signal that the program is to get. It receives the exit status. If
+    the client ends before its program, the program is killed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(64)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(0, selectors.EVENT_READ)
+        self._clients: dict[int, socket.socket] = {}
+        self._processes: dict[socket.socket, int] = {}
+
+    def serve(self) -> Program | None:
+        """Serve until stdin closes; return None then, and in each fork its program."""
+        while True:
+            for key, _ in self._selector.select():
+                source = key.fileobj
+                if source == 0:
+                    return None
+                if source is self._listener:
+                    client, _ = self._listener.accept()
+                    self._selector.register(client, selectors.EVENT_READ)
+                elif isinstance(source, socket.socket):
+                    if source in self._processes:
+                        self._pass_signals(source)
+                    elif source.fileno() >= 0 and (program := self._start(source)):
+                        return program
+                else:
+                    self._finish(int(source))  # type: ignore[call-overload]
+
+    def _start(self, client: socket.socket) -> Program | None:
+        """Fork the program of a client; return it in the fork."""
+        header, descriptors, _, _ = socket.recv_fds(client, HEADER_BYTES, 3)
+        if not header:
+            self._selector.unregister(client)
+            client.close()
+            return None
+        with client.makefile("rb") as stream:
+            program = Program(**json.loads(stream.read(int(header))))
+        server = os.getpid()
+        process = os.fork()
+        if process == 0:
+            self._leave(server, descriptors)
+            return program
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._processes[client] = process
+        handle = os.pidfd_open(process)
+        self._clients[handle] = client
+        self._selector.register(handle, selectors.EVENT_READ)
+        return None
+
+    def _leave(self, server: int, descriptors: Sequence[int]) -> None:
+        """In a fork: take the client's standard streams, keep nothing of the server, and end with it."""
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != server:
+            os._exit(1)
+        os.setsid()
+        for handle in self._clients:
+            os.close(handle)
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+
+    def _pass_signals(self, client: socket.socket) -> None:
+        """Send the program the signals that its client received; SIGKILL if the client has ended."""
+        numbers = client.recv(64)
+        if not numbers:
+            self._selector.unregister(client)
+        for number in numbers or [signal.SIGKILL]:
+            os.kill(self._processes[client], number)
+
+    def _finish(self, handle: int) -> None:
+        """Tell a client how its program has ended."""
+        self._selector.unregister(handle)
+        os.close(handle)
+        client = self._clients.pop(handle)
+        _, status = os.waitpid(self._processes.pop(client), 0)
+        with contextlib.suppress(OSError):
+            client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(client)
+        client.close()
+
+
+def main() -> None:
+    """Serve; each fork runs its program."""
+    import_everything()
+    directory = Path(sys.argv[1])
+    links = [str(Path(f"/proc/self/ns/{name}").readlink()) for name in NAMESPACES]
+    (directory / "namespaces").write_text("\n".join(links))
+    server = Server(directory / "socket")
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    program = server.serve()
+    if program:
+        program.run()
+
+
+if __name__ == "__main__":
+    main()
