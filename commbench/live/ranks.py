@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.backends.torch_control import INTERFACE, choose_interface
@@ -19,6 +21,8 @@ T = TypeVar("T")
 
 #: Longest wait of a rank for the others at a block end; rank 0 may evaluate or save alone in between.
 PATIENCE = timedelta(minutes=30)
+#: The same, while the group is made.
+START_PATIENCE = timedelta(minutes=5)
 
 
 class Ranks:
@@ -30,11 +34,29 @@ class Ranks:
 
     def __init__(self, ddp_model: DistributedDataParallel) -> None:
         members = dist.get_process_group_ranks(ddp_model.process_group)
-        with _usable_interface():
-            self._group = dist.new_group(members, backend="gloo", timeout=PATIENCE, use_local_synchronization=True)
         self._root = members[0]
         self.rank = dist.get_rank(ddp_model.process_group)
         self.size = len(members)
+        self._group = self._agreed(lambda: _make_group(members))
+
+    def _agreed(self, make: Callable[[], dist.ProcessGroup]) -> dist.ProcessGroup:
+        """Return the group if every rank could make it: a rank without it would let the others wait.
+
+        Raises:
+            RuntimeError: another rank could not; on all ranks, or what this rank met.
+        """
+        store = dist.PrefixStore(f"commbench/{next(_counter)}", _get_default_store())
+        try:
+            group = make()
+        except Exception:
+            store.set(str(self.rank), "failed")
+            raise
+        store.set(str(self.rank), "made")
+        others = [str(rank) for rank in range(self.size)]
+        store.wait(others, START_PATIENCE)
+        if any(store.get(other) != b"made" for other in others):
+            raise RuntimeError("another rank could not join the group of the tuning")
+        return group
 
     def gather(self, value: T) -> list[T] | None:
         """Return every rank's value, by rank, on rank 0; None elsewhere."""
@@ -67,8 +89,27 @@ class Ranks:
 
     def close(self) -> None:
         """Close the group; a rank that waits for this one notices."""
-        with contextlib.suppress(Exception):
-            dist.destroy_process_group(self._group)
+        if self._group not in _groups.values():
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group(self._group)
+
+
+#: Numbers the groups of this process: all ranks make the same ones in the same order.
+_counter = itertools.count()
+#: Groups of some of the ranks; they stay, because torch gives another group of the same ranks the same name.
+_groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+
+def _make_group(members: Sequence[int]) -> dist.ProcessGroup:
+    """Return a Gloo group of these ranks; only they make it."""
+    with _usable_interface():
+        if len(members) == dist.get_world_size():
+            return dist.new_group(backend="gloo", timeout=PATIENCE)
+        if tuple(members) not in _groups:
+            _groups[tuple(members)] = dist.new_group(
+                members, backend="gloo", timeout=PATIENCE, use_local_synchronization=True
+            )
+        return _groups[tuple(members)]
 
 
 @contextlib.contextmanager

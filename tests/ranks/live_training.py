@@ -1,0 +1,260 @@
+"""Trainings on Gloo ranks with and without live tuning: what each way of training ends with."""
+
+import contextlib
+import copy
+import io
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from gloo import everywhere, join, leave
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import commbench
+from commbench.live.adopt import adopt
+from commbench.live.options import LiveOptions
+from commbench.results import load_run
+
+#: Optimiser steps of a training, and those after which tuning ends.
+STEPS, TUNED = 130, 120
+WIDTH, BATCH = 96, 8
+
+
+class Net(nn.Module):
+    """A model with buffers; ``spare`` layers are unused in every other step."""
+
+    def __init__(self, *, has_spare: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()) for _ in range(5)]
+        self.body = nn.Sequential(*(layer for layers_of_block in layers for layer in layers_of_block))
+        self.head = nn.Linear(WIDTH, 10)
+        self.spare = nn.Linear(WIDTH, 10) if has_spare else None
+        self.calls = 0
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        self.calls += self.training
+        hidden = self.body(data)
+        return self.spare(hidden) if self.spare is not None and self.calls % 2 else self.head(hidden)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A way to write a training loop."""
+
+    ddp: tuple[tuple[str, Any], ...] = ()
+    """Arguments of DistributedDataParallel."""
+    accumulation: int = 1
+    has_spare: bool = False
+    has_scaler: bool = False
+    has_hook: bool = False
+    zeroes_late: bool = False
+    """Gradients are zeroed between the forward and the backward pass."""
+    keeps_tensors: bool = False
+    """Gradients are set to 0, not to None."""
+    evaluates: bool = False
+
+
+WAYS = {
+    "plain": Way(),
+    "views": Way(ddp=(("gradient_as_bucket_view", True),)),
+    "accumulation": Way(accumulation=3),
+    "accumulation_views": Way(accumulation=3, ddp=(("gradient_as_bucket_view", True),)),
+    "static_graph": Way(ddp=(("static_graph", True),)),
+    "unused": Way(has_spare=True, ddp=(("find_unused_parameters", True),)),
+    "unused_views": Way(has_spare=True, ddp=(("find_unused_parameters", True), ("gradient_as_bucket_view", True))),
+    "zeroed_late": Way(zeroes_late=True, keeps_tensors=True),
+    "kept_views": Way(keeps_tensors=True, ddp=(("gradient_as_bucket_view", True),)),
+    "scaler": Way(has_scaler=True),
+    "own_hook": Way(has_hook=True),
+    "evaluation": Way(evaluates=True),
+    "own_size": Way(ddp=(("bucket_cap_mb", 0.05),)),
+}
+
+
+def make(way: Way) -> DistributedDataParallel:
+    """Return the model of a way inside DDP."""
+    model = DistributedDataParallel(Net(has_spare=way.has_spare), **dict(way.ddp))
+    if way.has_hook:
+        model.register_comm_hook(None, fp16_compress_hook)
+    return model
+
+
+def train(model: DistributedDataParallel, way: Way, steps: int = STEPS) -> list[torch.Tensor]:
+    """Train and return the final parameters and buffers."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", enabled=way.has_scaler)
+    generator = torch.Generator().manual_seed(1 + dist.get_rank())
+    for step in range(steps):
+        for micro in range(way.accumulation):
+            is_last = micro == way.accumulation - 1
+            with contextlib.nullcontext() if is_last else model.no_sync():
+                data = torch.randn(BATCH, WIDTH, generator=generator)
+                loss = model(data).square().mean() / way.accumulation
+                if way.zeroes_late and not micro:
+                    optimizer.zero_grad(set_to_none=not way.keeps_tensors)
+                scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if not way.zeroes_late:
+            optimizer.zero_grad(set_to_none=not way.keeps_tensors)
+        if way.evaluates and step % 10 == 0:
+            model.eval()
+            with torch.no_grad():
+                model(data)
+            model.train()
+    return [tensor.clone() for tensor in model.module.state_dict().values()]
+
+
+def compare(name: str) -> dict[str, Any]:
+    """Train with and without tuning; return whether both end alike, and what was tried."""
+    way = WAYS[name]
+    without = train(make(way), way)
+    model, out = make(way), directory(name)
+    tuning = commbench.autotune(model, out=out, steps=TUNED, workload=name)
+    tuned = train(model, way)
+    is_same = all(torch.equal(one, other) for one, other in zip(without, tuned, strict=True))
+    return {
+        "same": all(everywhere(is_same)),
+        "done": all(everywhere(tuning.done)),
+        "verdicts": everywhere(tuning.recommendation.verdict if tuning.recommendation else None),
+        "hooks_left": everywhere(len(model._forward_pre_hooks) + ("join_hook" in model.__dict__)),
+        **tried(out),
+    }
+
+
+def tried(out: Path) -> dict[str, Any]:
+    """Return what a run directory says of the tuning, on rank 0."""
+    if dist.get_rank():
+        return {}
+    run = load_run(out)
+    settings = {
+        (record.case.bucket_cap_mb, record.case.bucket_view, record.case.hook) for record in run.training_records
+    }
+    first = run.training_records[0].case
+    return {"settings": len(settings), "accumulation": first.accumulation, "batch": first.batch_per_rank}
+
+
+def directory(name: str) -> Path:
+    """Return a new run directory, which only rank 0 uses."""
+    return Path(os.environ["STORE"]).with_name(f"run-{name}")
+
+
+def compressed() -> dict[str, Any]:
+    """Return how far a training with hooks ends from one without, relative to how far it came."""
+    way = Way()
+    start = [tensor.clone() for tensor in make(way).module.state_dict().values()]
+    without = train(make(way), way)
+    model, out = make(way), directory("compressed")
+    commbench.autotune(model, out=out, steps=TUNED, allow=("none", "fp16", "topk:0.5"), workload="compressed")
+    tuned = train(model, way)
+    moved = sum(
+        float((one - other).norm()) for one, other in zip(without, start, strict=True) if one.is_floating_point()
+    )
+    apart = sum(
+        float((one - other).norm()) for one, other in zip(without, tuned, strict=True) if one.is_floating_point()
+    )
+    return {"apart": apart / moved, **tried(out)}
+
+
+def in_turn() -> dict[str, Any]:
+    """Return what adopting two models does that train one after the other, and two that train in turn."""
+    found = {}
+    for name, turns in (("sequential", [0] * 15 + [1] * 60), ("alternating", [0, 1] * 60)):
+        options = LiveOptions(out=str(directory(name)), workload=name, steps=40)
+        models = [make(Way()), make(Way())]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in models]
+        for model in models:
+            adopt(model, options)
+        messages = io.StringIO()
+        with contextlib.redirect_stderr(messages):
+            for number in turns:
+                optimizers[number].zero_grad()
+                models[number](torch.ones(BATCH, WIDTH)).square().mean().backward()
+                optimizers[number].step()
+        left = sum(len(model._forward_pre_hooks) for model in models)
+        is_restored = torch.autograd.backward.__module__ == "torch.autograd"
+        found[name] = {"messages": messages.getvalue().splitlines(), "left": left, "restored": is_restored}
+    return found
+
+
+def uneven() -> dict[str, Any]:
+    """Return how a training with join() ends with and without tuning; ranks have different numbers of batches."""
+    ends = []
+    messages = io.StringIO()
+    for is_tuned in (False, True):
+        model = make(Way())
+        if is_tuned:
+            commbench.autotune(model, out=directory("uneven"), workload="uneven")
+        train(model, Way(), steps=20)
+        with contextlib.redirect_stderr(messages), model.join():
+            ends.append(train(model, Way(), steps=10 + 5 * dist.get_rank()))
+    return {
+        "same": all(everywhere(all(torch.equal(*pair) for pair in zip(*ends, strict=True)))),
+        "messages": messages.getvalue().splitlines(),
+    }
+
+
+def copied() -> dict[str, Any]:
+    """Return what of the tuning a copy and a checkpoint of the DDP object hold."""
+    model = make(Way())
+    commbench.autotune(model, out=directory("copied"), workload="copied", steps=TUNED)
+    train(model, Way(), steps=20)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    duplicates = [copy.deepcopy(model), torch.load(buffer, weights_only=False)]
+    return {"left": [len(each._forward_pre_hooks) + ("join_hook" in each.__dict__) for each in duplicates]}
+
+
+def refused() -> dict[str, Any]:
+    """Return the sentence about each training that is left alone."""
+    makers: dict[str, Callable[[], Any]] = {
+        "subclass": lambda: type("Mine", (DistributedDataParallel,), {})(Net()),
+        "own_state": lambda: hooked(object()),
+        "compiled": lambda: torch.compile(make(Way()), backend="eager"),
+        "unwritable": lambda: make(Way()),
+    }
+    found = {}
+    for name, maker in makers.items():
+        model = maker()
+        out = "/proc/nowhere/run" if name == "unwritable" else directory(name)
+        messages = io.StringIO()
+        with contextlib.redirect_stderr(messages):
+            commbench.autotune(getattr(model, "_orig_mod", model), out=out, workload=name)
+            train(model, Way(), steps=10)
+        found[name] = messages.getvalue()
+    return found
+
+
+def hooked(state: object) -> DistributedDataParallel:
+    """Return a model with a communication hook of the script that has a state."""
+    model = make(Way())
+    model.register_comm_hook(state, lambda _, bucket: fp16_compress_hook(None, bucket))
+    return model
+
+
+CHECKS: dict[str, Callable[..., Any]] = {
+    "compare": lambda *names: {name: compare(name) for name in names},
+    "compressed": compressed,
+    "in_turn": in_turn,
+    "uneven": uneven,
+    "copied": copied,
+    "refused": refused,
+}
+
+if __name__ == "__main__":
+    join()
+    found = {}
+    for text in sys.argv[1:]:
+        name, *arguments = text.split(":")
+        found[name] = CHECKS[name](*arguments)
+    leave(found)
