@@ -64,7 +64,6 @@ class Director:
         self._block: Block | None = None
         self._records: dict[tuple[int, str], TrainingRecord] = {}
         self._gaps_ms: list[float] = []
-        self._losses: list[tuple[int, float]] = []
         self._progress = Progress(sys.stderr)
         say(
             f"tuning {type(ddp_model.module).__name__} on {original.world_size} ranks: "
@@ -88,7 +87,7 @@ class Director:
         timed = self._undisturbed(steps_ms, gaps_ms)
         timed[:UNTIMED] = False
         self._gaps_ms += gaps_ms.tolist()
-        self._losses += [(at + number, sum(of_step)) for number, of_step in enumerate(losses) if of_step]
+        self._run.add_losses((at + number, sum(of_step)) for number, of_step in enumerate(losses) if of_step)
         accepted = steps_ms[timed]
         if self._block.is_measured_by(accepted):
             self._keep(self._block, accepted.tolist(), at=at, seconds=float(steps_ms.sum()) / 1e3, buckets=buckets)
@@ -164,17 +163,16 @@ class Director:
         if self._run.is_concluded:
             return self.recommendation
         self._progress.clear()
-        self.recommendation = self._run.conclude(
-            ending,
-            reason=reason,
-            losses=self._losses,
-            seconds=time.monotonic() - self._began_s,
-        )
+        self.recommendation = self._run.conclude(ending, reason=reason, seconds=time.monotonic() - self._began_s)
         return self.recommendation
 
     def close(self) -> None:
-        """Release the run directory."""
+        """Release the run directory when all is written."""
         self._run.close()
+
+    def wait(self) -> None:
+        """Wait until all is written, after `close`."""
+        self._run.wait()
 
 
 def _conclusion(found: Recommendation | None) -> str:

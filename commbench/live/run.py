@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import atexit
 import queue
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypedDict
@@ -17,14 +17,22 @@ from commbench.errors import InputError
 from commbench.launch.events import Session
 from commbench.launch.facts import header_fields, refuse_other_conditions
 from commbench.launch.tables import write_tables
+from commbench.live.instructions import say
 from commbench.live.options import LiveOptions
 from commbench.results import Store
-from commbench.results.files import LOSSES, RUN
+from commbench.results.files import RUN
 from commbench.results.info import Launch, RunInfo, is_live
-from commbench.results.losses import Loss, losses_csv, read_losses
+from commbench.results.losses import Loss, append_losses
 from commbench.results.plan import launch_entry
 from commbench.results.reading import read_info
-from commbench.results.recommendation import Choice, Recommendation, headline, setting_of
+from commbench.results.recommendation import (
+    Choice,
+    Recommendation,
+    headline,
+    safe_sentences,
+    setting_of,
+    snippets,
+)
 from commbench.schema import JsonObject
 from commbench.tuner.decision import recommend
 
@@ -72,6 +80,7 @@ class LiveRun:
         self._records = list(store.training_records)
         self.launch = 1 + max((entry.get("launch", 0) for entry in self._launches), default=-1)
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._opened_s = time.monotonic()
         self._invocation = options.invocation
         self._writer = _Writer(store)
         self._update(launches=[*self._launches, self._entry("running")], status="running", reason="")
@@ -118,15 +127,17 @@ class LiveRun:
         self._records.append(record)
         self._writer.do(lambda: self._store.append(record))
 
-    def conclude(
-        self, ending: str, *, reason: str = "", losses: Sequence[tuple[int, float]] = (), seconds: float = 0.0
-    ) -> Recommendation | None:
+    def add_losses(self, losses: Iterable[tuple[int, float]]) -> None:
+        """Write the losses of optimiser steps, each a pair of the step and its loss."""
+        own = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in losses]
+        self._writer.do(lambda: append_losses(self._store.path, own))
+
+    def conclude(self, ending: str, *, reason: str = "", seconds: float = 0.0) -> Recommendation | None:
         """Decide from all launches of the directory; the files follow in the background.
 
         Args:
             ending: as `commbench.tuner.experiment.Experiment.ending`, or ``released``, ``failed``, ``ended``.
             reason: a clause for people; empty: what the ending says.
-            losses: pairs of an optimiser step and its loss.
             seconds: how long the tuning took.
 
         Returns:
@@ -137,8 +148,7 @@ class LiveRun:
         entry = self._entry(status, ending=ending, reason=reason or REASONS.get(ending, ""), seconds=seconds)
         self._update(launches=[*self._launches, entry])
         conclusion = recommend(self._records, self._info)
-        own_losses = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in losses]
-        self._writer.do(lambda: _finish(self._store, conclusion, own_losses))
+        self._writer.do(lambda: _finish(self._store, conclusion))
         return conclusion
 
     def close(self) -> None:
@@ -152,7 +162,7 @@ class LiveRun:
     def _end(self) -> None:
         """Conclude and write what is left, when the process ends."""
         if not self.is_concluded:
-            self.conclude("ended")
+            self.conclude("ended", seconds=time.monotonic() - self._opened_s)
         self.close()
         self.wait()
 
@@ -210,11 +220,6 @@ class _Writer:
         self._store.close()
 
 
-def say(text: str) -> None:
-    """Print a line on stderr."""
-    print(f"commbench: {text}", file=sys.stderr, flush=True)  # noqa: T201 - ranks have no other way
-
-
 def _header(
     options: LiveOptions,
     baseline: TrainingCase,
@@ -259,12 +264,10 @@ def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:
         )
 
 
-def _finish(store: Store, conclusion: Recommendation | None, losses: Sequence[Loss]) -> None:
+def _finish(store: Store, conclusion: Recommendation | None) -> None:
     """Write everything that follows from the records; the status of the run comes last."""
     if conclusion is not None:
         store.write_recommendation(conclusion.to_json())
-    if losses:
-        store.write_files({LOSSES: losses_csv([*read_losses(store.path), *losses])})
     write_tables(store)
     last = store.info["launches"][-1]
     store.update(status="complete" if last.get("status") == "ok" else "cut", reason=last.get("reason", ""))
@@ -301,15 +304,15 @@ def _completed(path: Path) -> Iterator[str]:
     with Store.open(path, {"plan": read_info(path).get("plan", {})}) as store:
         if store.info.get("status") == "running":
             store.update(launches=[_ended(entry) for entry in store.info.get("launches") or ()])
-            _finish(store, recommend(store.training_records, store.info), ())
+            _finish(store, recommend(store.training_records, store.info))
         conclusion = recommend(store.training_records, store.info)
         reason = store.info.get("reason", "")
     if conclusion is None:
         yield f"Tuning ended before anything was compared{': ' if reason else ''}{reason}."
     else:
-        yield f"{headline(conclusion)} {conclusion.reason}"
-        if conclusion.verdict == "change":
-            yield from conclusion.snippet.splitlines()
+        yield " ".join([headline(conclusion), *safe_sentences(conclusion), conclusion.reason])
+        for title, text in snippets(conclusion) if conclusion.verdict == "change" else ():
+            yield from filter(None, [title, *(f"    {line}".rstrip() for line in text.splitlines())])
     yield f"Results: {path}; `commbench report {path}` draws them."
 
 

@@ -265,6 +265,8 @@ class LiveTuning:
         self.recommendation = self._assembled.broadcast(own)
         self._close()
         if self._instruction.order is Order.STOP:
+            if self._director is not None:
+                self._director.wait()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)  # torch aborts at exit while a process group is open

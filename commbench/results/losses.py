@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import io
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from commbench.errors import InputError
+from commbench.errors import InputError, LaunchError
 from commbench.results.files import LOSSES, refusing
 
 _COLUMNS = ("launch", "step", "loss")
@@ -24,17 +23,22 @@ class Loss:
     loss: float
 
 
-def losses_csv(losses: Iterable[Loss]) -> str:
-    """Return the table of losses."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(_COLUMNS)
-    table.writerows((loss.launch, loss.step, f"{loss.loss:.9g}") for loss in losses)
-    return text.getvalue()
+def append_losses(path: Path, losses: Iterable[Loss]) -> None:
+    """Append losses to the table in a run directory.
+
+    Raises:
+        LaunchError: it could not be written.
+    """
+    file = path / LOSSES
+    with refusing(file, LaunchError), file.open("a", encoding="utf-8", newline="") as stream:
+        table = csv.writer(stream, lineterminator="\n")
+        if not stream.tell():
+            table.writerow(_COLUMNS)
+        table.writerows((loss.launch, loss.step, f"{loss.loss:.9g}") for loss in losses)
 
 
 def read_losses(path: Path) -> list[Loss]:
-    """Return the losses in a run directory; none without the file.
+    """Return the losses in a run directory, without a last line that a crash tore; none without the file.
 
     Raises:
         InputError: the file holds something else.
@@ -42,9 +46,10 @@ def read_losses(path: Path) -> list[Loss]:
     file = path / LOSSES
     if not os.path.lexists(file):
         return []
-    with refusing(file, InputError), file.open(encoding="utf-8", newline="") as stream:
-        try:
-            rows = list(csv.DictReader(stream))
-            return [Loss(launch=int(row["launch"]), step=int(row["step"]), loss=float(row["loss"])) for row in rows]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{file} is not a table of losses ({error}); remove it.") from error
+    with refusing(file, InputError):
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    try:
+        rows = csv.DictReader(line for line in lines if line.endswith("\n"))
+        return [Loss(launch=int(row["launch"]), step=int(row["step"]), loss=float(row["loss"])) for row in rows]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is not a table of losses ({error}); remove it.") from error
