@@ -1,5 +1,6 @@
 """A cluster that exists only as formulas: it plays the stages of a tuning, so that the true best setting is known."""
 
+import functools
 import math
 import random
 from collections.abc import Sequence
@@ -182,3 +183,15 @@ def play(
                     return played
                 played.records.append(world.record(case, launch))
     return played
+
+
+@functools.cache
+def default_world() -> World:
+    """Return a cluster with the default plan, shared by tests that change neither."""
+    return World(plan=make_plan())
+
+
+@functools.cache
+def default_play() -> Played:
+    """Return what tuning on `default_world` measures."""
+    return play(default_world())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from drawings import marked, painted, points_of, recommendation_of, texts_of, training_run_of
 from training_builders import launches_of, make_training_case, make_training_launches, make_training_record
-from tuning_world import World, make_plan, play
+from tuning_world import default_play, default_world
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.report.figures.buckets import (
@@ -135,8 +135,7 @@ def test_predictions_are_hollow() -> None:
 
 def test_a_tuning_shows_its_predictions_beside_what_it_measured() -> None:
     """Take them from the run, each on the line of its hook."""
-    world = World(plan=make_plan())
-    records = play(world).records
+    world, records = default_world(), default_play().records
     run = training_run_of(
         training_records(records), collectives=collective_records(records), **{**world.plan.info, "world_size": 2}
     )

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from tuning_world import World, make_plan, play
+from tuning_world import World, default_world, make_plan, play
 
 from commbench.errors import InputError
 from commbench.results.record_types import AnyRecord, collective_records, training_records
@@ -34,7 +34,7 @@ def test_predictions_come_near_a_world_without_surprises() -> None:
 
 def test_a_hook_that_did_harm_when_calibrated_is_not_predicted() -> None:
     """Leave out a hook whose ranks ended with different parameters."""
-    world = World(plan=make_plan())
+    world = default_world()
     records = calibrated(world)
     harmed = [dataclasses.replace(r, ranks_agree=r.case.hook != "fp16") for r in training_records(records)]
     predicted = chooser(world).predict(collective_records(records), harmed)
@@ -53,7 +53,7 @@ def test_lists_are_offered_without_compression_and_with_the_fastest_hook(monkeyp
 
 def test_there_is_no_model_without_the_default() -> None:
     """Predict nothing where the default, or the step without DDP, was not trained."""
-    world = World(plan=make_plan())
+    world = default_world()
     records = calibrated(world)
     for missing in ("none", "local"):
         known = [r for r in training_records(records) if r.case.hook != missing]
@@ -63,6 +63,6 @@ def test_there_is_no_model_without_the_default() -> None:
 
 def test_a_network_that_was_not_timed_is_refused() -> None:
     """Say what is missing."""
-    world = World(plan=make_plan())
+    world = default_world()
     with pytest.raises(InputError, match="gloo"):
         fit_steps(world.plan.facts, world.plan.baseline, [], training_records(calibrated(world)))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from drawings import recommendation_of
 from rich.console import Console
-from tuning_world import Link, World, make_plan, play
+from tuning_world import Link, World, default_play, default_world, make_plan, play
 
 from commbench.ddp.plan.cases import CALIBRATE, SWEEP
 from commbench.report.training import render_cost, render_predictions
@@ -33,8 +33,7 @@ def printed(rows: list[PredictionRow]) -> str:
 
 def test_every_candidate_has_a_row_beside_what_was_measured() -> None:
     """Say of each whether its time is unknown, and whether predictions were fitted to the setting."""
-    world = World(plan=make_plan())
-    records = play(world).records
+    world, records = default_world(), default_play().records
     rows = {(row.hook, row.bucket_cap_mb): row for row in rows_of(world, records)}
     assert 36 == len(rows)
     hooks = ("none", "fp16", "topk")
@@ -63,8 +62,7 @@ def test_every_candidate_has_a_row_beside_what_was_measured() -> None:
 
 def test_predictions_rest_on_the_calibration_alone() -> None:
     """Leave them as they are whatever the rounds measure, so that the error is that of predictions."""
-    world = World(plan=make_plan())
-    records = play(world).records
+    world, records = default_world(), default_play().records
     slower = [
         dataclasses.replace(r, step_ms=[3 * ms for ms in r.step_ms])
         if not hasattr(r, "times_us") and r.case.phase == SWEEP  # type: ignore[union-attr]
@@ -99,7 +97,7 @@ def test_the_errors_are_those_at_held_out_settings() -> None:
 @pytest.mark.parametrize("lacks", ["network", "calibration", "candidates"])
 def test_there_are_no_rows_before_there_is_a_prediction(lacks: str) -> None:
     """Wait for network and calibration; other runs have none."""
-    world = World(plan=make_plan())
+    world = default_world()
     records = play(world, stages=2).records
     collectives, trainings, info = collective_records(records), training_records(records), dict(world.plan.info)
     assert 36 == len(prediction_rows(collectives, trainings, info))
@@ -154,7 +152,7 @@ def test_the_cost_is_a_share_of_the_full_sweep() -> None:
 
 def test_the_file_has_the_columns_in_order() -> None:
     """Write empty cells where nothing was measured."""
-    world = World(plan=make_plan())
+    world = default_world()
     text = csv_text(rows_of(world, play(world, stages=2).records), PREDICTION_COLUMNS)
     header, first, *others = text.splitlines()
     assert ",".join(PREDICTION_COLUMNS) == header

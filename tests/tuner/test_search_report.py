@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 import pytest
-from tuning_world import Link, World, make_facts, make_plan, play
+from tuning_world import Link, World, default_play, default_world, make_facts, make_plan, play
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP
 from commbench.report.training import prediction_title
@@ -25,8 +25,7 @@ def conclude(world: World, records: list[AnyRecord]) -> Recommendation:
 
 def test_counts_are_those_of_the_run() -> None:
     """Count what was measured afresh, in rounds and not at all; say so, and keep it in the file."""
-    world = World(plan=make_plan())
-    records = play(world).records
+    world, records = default_world(), default_play().records
     found = conclude(world, records)
     assert found.search is not None
     measured = {
@@ -50,7 +49,7 @@ def test_counts_are_those_of_the_run() -> None:
 
 def test_a_round_without_the_default_leaves_a_readable_recommendation() -> None:
     """State no error of speedups where none is known, in the file, the paragraph and the title."""
-    world = World(plan=make_plan())
+    world = default_world()
     records = [r for r in play(world, stages=3).records if r.case != world.plan.baseline]
     found = conclude(world, records)
     assert found.search is not None
@@ -65,8 +64,7 @@ def test_a_round_without_the_default_leaves_a_readable_recommendation() -> None:
 
 def test_a_sweep_was_not_searched() -> None:
     """Leave a recommendation as it is where nothing was predicted."""
-    world = World(plan=make_plan())
-    trainings = training_records(play(world).records)
+    world, trainings = default_world(), training_records(default_play().records)
     found = recommend(trainings, world.plan.info)
     assert found is not None
     assert found is with_search(found, [], trainings, {})
@@ -81,13 +79,19 @@ def test_no_warning_where_communication_does_not_matter() -> None:
     assert not [warning for warning in found.warnings if "predicted" in warning]
 
 
+@pytest.fixture(scope="module")
+def misfitted() -> tuple[World, list[AnyRecord]]:
+    """A cluster whose predictions err, and what tuning on it measures."""
+    world = World(plan=make_plan(), misfit=0.2)
+    return world, play(world).records
+
+
 @pytest.mark.parametrize(("shortfall", "is_raised"), [(0.999, True), (0.5, False)])
 def test_warn_of_what_predictions_cannot_tell_apart(
-    monkeypatch: pytest.MonkeyPatch, shortfall: float, *, is_raised: bool
+    misfitted: tuple[World, list[AnyRecord]], monkeypatch: pytest.MonkeyPatch, shortfall: float, *, is_raised: bool
 ) -> None:
     """Warn about a choice that a predicted setting comes nearer to than predictions err, and only then."""
-    world = World(plan=make_plan(), misfit=0.2)
-    records = play(world).records
+    world, records = misfitted
     first = conclude(world, records)
     own = dataclasses.replace(first.best)
 

@@ -1,14 +1,13 @@
 """Tests of the stages of tuning, on a cluster whose true step times are known."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tuning_world import BLOCK_STEPS, Link, Played, World, make_facts, make_plan, play
+from tuning_world import BLOCK_STEPS, Link, World, default_play, default_world, make_facts, make_plan, play
 
 from commbench.cli.options import Settings
 from commbench.cli.tune import known_facts, tuning_task
@@ -37,18 +36,6 @@ USUAL = (("quick", 1.0), ("standard", 10.0))
 def names(cases: Sequence[object]) -> list[tuple[str, str]]:
     """Hook and bucket size of cases."""
     return [(case.hook_name, case.bucket_cap_mb) for case in cases if isinstance(case, TrainingCase)]
-
-
-@functools.cache
-def default_world() -> World:
-    """Return a cluster with the default plan, shared by tests that change neither."""
-    return World(plan=make_plan())
-
-
-@functools.cache
-def default_play() -> Played:
-    """Return what tuning on `default_world` measures."""
-    return play(default_world())
 
 
 def conclude(world: World, records: Sequence[AnyRecord]) -> Recommendation:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from commbench.analysis.prediction.timeline import BucketWork, overlapped
+from commbench.analysis.prediction.timeline import BucketWork, overlapped_end_ms
 from commbench.ddp.plan.cases import SWEEP, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 
@@ -115,12 +115,18 @@ class Observation:
     step_ms: float
     """As measured."""
 
+    def slowed(self, slowdown: float) -> Observation:
+        """The same step with communication that takes as long as it does in training."""
+        return dataclasses.replace(self, work=Sharing(slowdown=slowdown).slowed(self.work))
+
     def excess_ms(self, sharing: Sharing) -> float:
         """Predicted - measured."""
-        timeline = overlapped(
-            sharing.slowed(self.work), self.backward_ms, servers=self.servers, contention=sharing.contention
-        )
-        return self.others_ms + timeline.end_ms + sharing.rest_ms - self.step_ms
+        return self.slowed(sharing.slowdown).excess_of_slowed_ms(sharing.contention, sharing.rest_ms)
+
+    def excess_of_slowed_ms(self, contention: float, rest_ms: float = 0.0) -> float:
+        """Predicted - measured, of a step that is slowed already."""
+        end_ms = overlapped_end_ms(self.work, self.backward_ms, servers=self.servers, contention=contention)
+        return self.others_ms + end_ms + rest_ms - self.step_ms
 
     def error(self, sharing: Sharing) -> float:
         """(predicted - measured) / measured."""
@@ -156,7 +162,7 @@ def fit_sharing(observations: Mapping[str, Sequence[Observation]]) -> Calibratio
         return misfit + _ONE_PERCENT * (logarithm / LOOSE_SLOWDOWN) ** 2
 
     farthest = math.log(FARTHEST_SLOWDOWN)
-    best = _minimum(badness, -farthest, farthest)
+    _, best = _minimum(badness, -farthest, farthest)
     least, most = _allowed(badness, best, farthest, sum(map(len, observations.values())))
     at_best, at_least, at_most = (
         {hook: _sharing(of_hook, logarithm) for hook, of_hook in observations.items()}
@@ -181,20 +187,19 @@ def _sharing(observations: Sequence[Observation], logarithm: float) -> Sharing:
 
 def _fit_hook(observations: Sequence[Observation], logarithm: float) -> tuple[float, float]:
     """How badly a hook's steps are met with a slowdown, at the least, and the contention with which."""
+    slowed = [observation.slowed(math.exp(logarithm)) for observation in observations]
 
     def badness(contention: float) -> float:
         pull = ((contention - USUAL_CONTENTION) / LOOSE_CONTENTION) ** 2
-        sharing = Sharing(contention=contention, slowdown=math.exp(logarithm))
-        return _misfit(observations, sharing) + _ONE_PERCENT * pull
+        return _misfit(slowed, contention) + _ONE_PERCENT * pull
 
-    contention = _minimum(badness, 0.0, 1.0)
-    return badness(contention), contention
+    return _minimum(badness, 0.0, 1.0)
 
 
-def _misfit(observations: Sequence[Observation], sharing: Sharing) -> float:
+def _misfit(slowed: Sequence[Observation], contention: float) -> float:
     """The sum of squares of relative errors that the best rest leaves, and the pull on this."""
-    errors = [observation.error(sharing) for observation in observations]
-    scales = [1 / observation.step_ms for observation in observations]
+    errors = [observation.excess_of_slowed_ms(contention) / observation.step_ms for observation in slowed]
+    scales = [1 / observation.step_ms for observation in slowed]
     pull = _ONE_PERCENT * (statistics.fmean(scales) / LOOSE_REST) ** 2
     explained = float(sum(map(operator.mul, errors, scales))) ** 2 / (sum(scale**2 for scale in scales) + pull)
     return sum(error**2 for error in errors) - explained
@@ -218,8 +223,8 @@ def _allowed(badness: Callable[[float], float], best: float, farthest: float, st
     return (min(ends[0], 0.0), max(ends[1], 0.0)) if hit else (ends[0], ends[1])
 
 
-def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function is least within a range: a grid, then ever finer around its best point.
+def _minimum(function: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+    """Return the least value of a function within a range and where it is: a grid, then ever finer around its best.
 
     The simulated step has kinks and several local minima, where scipy.optimize.minimize_scalar stops at the nearest.
     """
@@ -227,6 +232,6 @@ def _minimum(function: Callable[[float], float], low: float, high: float) -> flo
     best = min((function(x), x) for x in (low + i * step for i in range(GRID)))
     for _ in range(HALVINGS):
         step /= 2
-        around = {max(low, best[1] - step), min(high, best[1] + step)}
+        around = {max(low, best[1] - step), min(high, best[1] + step)} - {best[1]}
         best = min([best, *((function(x), x) for x in sorted(around))])
-    return best[1]
+    return best

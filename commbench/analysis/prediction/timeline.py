@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 #: Where communication wants more of a core than this, computing and communicating get so much each.
 FAIR_SHARE = 0.5
+_LATENCY, _TRANSFER, _DECODE, _DONE = range(4)
+#: What is left of a phase and is no more than rounding, in milliseconds.
+_NOTHING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,13 @@ class BucketWork:
     """DDP copies gradients into the bucket, as part of the backward pass."""
     copy_out_ms: float = 0.0
     """DDP copies the result back to the gradients, when the backward pass is over and the bucket is done."""
+
+    @cached_property
+    def phases(self) -> tuple[tuple[int, float], ...]:
+        """The phases in which it keeps a server, in order, each with its milliseconds."""
+        latency_ms = min(self.latency_ms, self.comm_ms)
+        phases = ((_LATENCY, latency_ms), (_TRANSFER, self.comm_ms - self.latency_ms), (_DECODE, self.decode_ms))
+        return tuple(phase for phase in phases if phase[1] > _NOTHING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +84,13 @@ def overlapped(work: Sequence[BucketWork], backward_ms: float, *, servers: int, 
         BucketPrediction(size_bytes=bucket.size_bytes, ready_ms=ready, start_ms=start, done_ms=done)
         for bucket, ready, start, done in times
     ]
-    return _timeline(work, backward_ms, buckets, _drained(work, computed_ms, buckets))
+    return _timeline(work, backward_ms, buckets, _drained(work, computed_ms, simulation.done))
+
+
+def overlapped_end_ms(work: Sequence[BucketWork], backward_ms: float, *, servers: int, contention: float) -> float:
+    """Return `Timeline.end_ms` of `overlapped` alone."""
+    simulation = _Simulation(work, servers, contention)
+    return _drained(work, simulation.run(backward_ms), simulation.done)
 
 
 def serial(work: Sequence[BucketWork], backward_ms: float) -> Timeline:
@@ -93,11 +110,11 @@ def serial(work: Sequence[BucketWork], backward_ms: float) -> Timeline:
     return _timeline(work, backward_ms, buckets, now)
 
 
-def _drained(work: Sequence[BucketWork], computed_ms: float, buckets: Sequence[BucketPrediction]) -> float:
+def _drained(work: Sequence[BucketWork], computed_ms: float, done_ms: Sequence[float]) -> float:
     """When DDP has waited for the buckets in order and copied each out."""
     now = computed_ms
-    for bucket, prediction in zip(work, buckets, strict=True):
-        now = max(now, prediction.done_ms) + bucket.copy_out_ms
+    for bucket, done in zip(work, done_ms, strict=True):
+        now = max(now, done) + bucket.copy_out_ms
     return now
 
 
@@ -108,38 +125,27 @@ def _timeline(
     return Timeline(buckets=tuple(buckets), end_ms=end_ms, exposed_ms=max(0.0, exposed_ms))
 
 
-_LATENCY, _TRANSFER, _DECODE, _DONE = range(4)
-#: What is left of a phase and is no more than rounding, in milliseconds.
-_NOTHING = 1e-9
-
-
 class _Job:
     """A bucket on a server."""
 
-    __slots__ = ("left_ms", "number", "phase", "rate", "work")
+    __slots__ = ("left_ms", "number", "phase", "phases", "rate")
 
-    def __init__(self, number: int, work: BucketWork) -> None:
+    def __init__(self, number: int, phases: Iterable[tuple[int, float]]) -> None:
         self.number = number
-        self.work = work
-        self.phase = _LATENCY - 1
+        self.phases = iter(phases)
         self.rate = 1.0
         self.next_phase()
 
     def next_phase(self) -> None:
-        """Go on to the next phase of which there is anything."""
-        work, self.left_ms = self.work, 0.0
-        while self.left_ms <= _NOTHING and self.phase < _DONE:
-            self.phase += 1
-            if self.phase == _LATENCY:
-                self.left_ms = min(work.latency_ms, work.comm_ms)
-            elif self.phase == _TRANSFER:
-                self.left_ms = work.comm_ms - work.latency_ms
-            elif self.phase == _DECODE:
-                self.left_ms = work.decode_ms
+        """Begin the next phase; `_DONE` follows the last one."""
+        self.phase, self.left_ms = next(self.phases, (_DONE, 0.0))
 
 
 class _Simulation:
-    """One thread that computes, buckets in the order of sending, and servers that share a link."""
+    """One thread that computes, buckets in the order of sending, and servers that share a link.
+
+    A fit runs it ten thousands of times, so that its loops create nothing and compute no rate of an idle link.
+    """
 
     def __init__(self, work: Sequence[BucketWork], servers: int, contention: float) -> None:
         self.work = work
@@ -162,30 +168,38 @@ class _Simulation:
             self.ready.append(self.now)
             self._compute(bucket.encode_ms)
             self.queue.append(number)
-            self._serve()
+            if len(self.jobs) < self.servers:
+                self._serve()
         self._compute(max(0.0, backward_ms - reached))
         computed = self.now
         while self.jobs:
-            self._until_next(math.inf, computing=False)
+            self._until_next(math.inf, 1.0)
         return computed
 
     def _compute(self, left_ms: float) -> None:
         """Let time pass until so much has been computed."""
         while left_ms > _NOTHING:
-            rate = self.computing_rate if any(job.phase != _LATENCY for job in self.jobs) else 1.0
-            left_ms -= rate * self._until_next(left_ms / rate, computing=True)
+            rate = 1.0
+            for job in self.jobs:
+                if job.phase != _LATENCY:
+                    rate = self.computing_rate
+            left_ms -= rate * self._until_next(left_ms / rate, self.communicating_rate)
 
-    def _until_next(self, limit_ms: float, *, computing: bool) -> float:
+    def _until_next(self, limit_ms: float, communicating_rate: float) -> float:
         """Let time pass until a job's phase ends or ``limit_ms`` are over; return how much."""
-        slowed = self.communicating_rate if computing else 1.0
-        sharing = sum(job.phase == _TRANSFER for job in self.jobs)
-        step = limit_ms
-        for job in self.jobs:
-            job.rate = 1.0 if job.phase == _LATENCY else slowed / sharing if job.phase == _TRANSFER else slowed
-            step = min(step, job.left_ms / job.rate)
+        jobs, step, sharing = self.jobs, limit_ms, 0
+        for job in jobs:
+            if job.phase == _TRANSFER:
+                sharing += 1
+        for job in jobs:
+            phase = job.phase
+            job.rate = rate = (
+                1.0 if phase == _LATENCY else communicating_rate / sharing if phase == _TRANSFER else communicating_rate
+            )
+            step = min(step, job.left_ms / rate)
         self.now += step
         ended = False
-        for job in self.jobs:
+        for job in jobs:
             job.left_ms -= step * job.rate
             if job.left_ms <= _NOTHING:
                 job.next_phase()
@@ -205,4 +219,4 @@ class _Simulation:
                 return
             number = self.queue.popleft()
             self.start[number] = self.now
-            self.jobs.append(_Job(number, self.work[number]))
+            self.jobs.append(_Job(number, self.work[number].phases))
