@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,11 @@ class Outcome:
         self.code = code
         self.out = out
         self.err = err
+
+
+#: ``run_benchmark(name, *arguments)``: what a program of benchmarks/ ended with and said.
+RunBenchmark = Callable[..., Outcome]
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 class Command:

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import effort
 import pytest
 import slurm
-from commands import Command, clear_of_launchers
+from commands import BENCHMARKS, Command, Outcome, RunBenchmark, clear_of_launchers
 from hypothesis import HealthCheck, settings
 from launching import NO_OFI, RANKS, RunRanks, serve_forks
 from launching import mpirun as find_mpirun
@@ -89,8 +90,27 @@ def _restores_signal_handlers() -> Iterator[None]:
 @pytest.fixture
 def load_benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     """Import a program of benchmarks/ by name, as a module."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module
+
+
+@pytest.fixture
+def run_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunBenchmark:
+    """Run a program of benchmarks/ within this process."""
+
+    def run(name: str, *arguments: str) -> Outcome:
+        monkeypatch.syspath_prepend(str(BENCHMARKS))
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        try:
+            runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code
+        else:
+            code = None
+        said = capsys.readouterr()
+        return Outcome(int(code or 0), said.out, said.err)
+
+    return run
 
 
 @pytest.fixture(scope="session")

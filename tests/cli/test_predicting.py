@@ -497,7 +497,7 @@ def test_hosts_of_several_ranks(predict: Predict, tmp_path: Path) -> None:
     assert "gloo broadcast was measured with 1 ranks on a host and is not predicted for 8" in words
 
 
-@pytest.mark.parametrize("style", ["table", "csv", "json"])
+@pytest.mark.parametrize("style", ["table", *(pytest.param(name, marks=pytest.mark.slow) for name in ("csv", "json"))])
 def test_who_reads_may_have_enough(network: Path, style: str) -> None:
     """With ``head`` behind it, it ends as other tools do: code 141 in a shell, and not a word."""
     reading, writing = os.pipe()

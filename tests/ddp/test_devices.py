@@ -230,7 +230,7 @@ def test_random_numbers_of_a_host_come_again() -> None:
     assert torch.equal(drawn, torch.rand(3))
 
 
-@pytest.mark.parametrize("name", ["digits", "trace:many-tiny"])
+@pytest.mark.parametrize("name", ["digits", pytest.param("trace:many-tiny", marks=pytest.mark.slow)])
 def test_workloads_are_tried_out_on_a_gpu(name: str) -> None:
     """Make the same steps there, evaluation included."""
     pytest.importorskip("numba")

@@ -7,13 +7,14 @@ import itertools
 import json
 import math
 import os
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import repetitions
+from effort import cases, repetitions
+from gloo_ranks import found_by, run_gloo_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,7 @@ CAPS = ("default", "0.0001", "0.02", "0.5", "1", "4", "25", "1000", "0.001+0.03"
 WORKLOAD_CAPS = ("default", "0.5", "5", "25", "1+5+25")
 #: Workloads that take long: with all bucket sizes only in the slow test.
 HEAVY, HEAVY_CAPS = ("gpt", "mlp", "resnet18", "trace:many-tiny"), ("default", "5")
-WORKLOADS = {**dict.fromkeys(("digits", "text"), WORKLOAD_CAPS), **dict.fromkeys(HEAVY, HEAVY_CAPS)}
+WORKLOADS = {**dict.fromkeys(("digits", "text"), WORKLOAD_CAPS), **dict.fromkeys(cases([], HEAVY), HEAVY_CAPS)}
 #: Replayed in as long as they were recorded in: only in the slow test.
 LARGE_TRACES = ("trace:resnet50", "trace:bert-base", "trace:gpt2-small")
 LARGE_CAPS = ("default", "25", "1+5+25")
@@ -164,7 +165,7 @@ def ask_ddp(model: Any, loss: Loss, cap: str, *, static: bool) -> dict[str, list
 
 
 def main() -> None:
-    """Print by model its facts, and what DDP says for each bucket size; of the models that are named, else of all."""
+    """Print by model its facts, and what DDP says for each bucket size, of those in the argument."""
     import torch
     import torch.distributed as dist
 
@@ -172,8 +173,7 @@ def main() -> None:
     torch.set_num_threads(1)  # small models, and perhaps a busy machine
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     seen = {}
-    asked = {name: LARGE[name] for name in sys.argv[1:]} or ASKED
-    for name, caps in asked.items():
+    for name, caps in json.loads(sys.argv[1]).items():
         model, loss = model_and_loss(name)
         seen[name] = observe(model, loss) | {
             "ddp": {cap: ask_ddp(model, loss, cap, static=False) for cap in caps},
@@ -188,18 +188,16 @@ def main() -> None:
 # -------------------------------------------------------------------------------------------------------- the tests
 
 
-def look(*names: str) -> dict[str, Any]:
-    """Return what `main` prints."""
+def look(caps_by_model: Mapping[str, Sequence[str]], store: Path) -> dict[str, Any]:
+    """Return what `main` prints of models and their bucket sizes."""
     pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, __file__, *names], capture_output=True, text=True, check=False, timeout=250)
-    assert 0 == done.returncode, done.stderr
-    return dict(json.loads(done.stdout))
+    return dict(found_by(run_gloo_ranks(1, __file__, json.dumps(caps_by_model), store=store)))
 
 
 @pytest.fixture(scope="module")
-def seen() -> dict[str, Any]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What DDP does with every model."""
-    return look()
+    return look(ASKED, tmp_path_factory.mktemp("ddp") / "store")
 
 
 def columns(model: dict[str, Any]) -> tuple[list[int], list[int], list[str]]:
@@ -216,9 +214,9 @@ def test_rebuilt_buckets_are_those_of_ddp(seen: dict[str, Any], name: str, cap: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
-def test_rebuilt_buckets_of_large_traces_are_those_of_ddp(name: str) -> None:
+def test_rebuilt_buckets_of_large_traces_are_those_of_ddp(tmp_path: Path, name: str) -> None:
     """Do so for models of up to half a gigabyte."""
-    model = look(name)[name]
+    model = look({name: LARGE[name]}, tmp_path / "store")[name]
     for cap in LARGE[name]:
         check_rebuilt(model, cap)
 

@@ -118,7 +118,7 @@ def test_batch_size_is_obeyed(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "batch_size", "steps", "falls_to"),
     [
-        ("gpt", 1, 12, 0.98),
+        pytest.param("gpt", 1, 12, 0.98, marks=pytest.mark.slow),
         ("mlp", 32, 25, 0.85),
         pytest.param("resnet18", 4, 32, 0.7, marks=pytest.mark.slow),
         ("text", 8, 25, 0.8),
@@ -131,6 +131,7 @@ def test_loss_falls(name: str, batch_size: int, steps: int, falls_to: float) -> 
     assert last < falls_to * first
 
 
+@pytest.mark.slow
 def test_digits_reaches_its_target() -> None:
     """Learn the digits to the stated accuracy in the stated number of steps, and evaluate without side effects."""
     workload = load("digits", world_size=1)

@@ -2,8 +2,6 @@
 
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import cuda_on_host
 import numpy as np
 import pytest
+from commands import RunBenchmark
 from effort import repetitions
 from gradients import DISTRIBUTIONS, ELEMENTS, Floats, make
 from hypothesis import given, settings
@@ -387,14 +386,12 @@ def test_the_benchmark_says_where_the_cache_helps(load_benchmark: Callable[[str]
     assert not remarks[1]
 
 
-def test_the_benchmark_says_that_it_needs_a_gpu(tmp_path: Path) -> None:
+def test_the_benchmark_says_that_it_needs_a_gpu(tmp_path: Path, run_benchmark: RunBenchmark) -> None:
     """End with one sentence where there is no GPU."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    script = Path(__file__).parents[2] / "benchmarks" / "cuda_selection.py"
-    command = [sys.executable, str(script), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (2, "") == (done.returncode, done.stdout)
-    assert "cuda_selection: This times a GPU, and PyTorch finds none" in done.stderr
+    done = run_benchmark("cuda_selection", "--out", str(tmp_path / "out"))
+    assert (2, "") == (done.code, done.out)
+    assert "cuda_selection: This times a GPU, and PyTorch finds none" in done.err
     assert not (tmp_path / "out").exists()

@@ -3,14 +3,13 @@
 import csv
 import json
 import math
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import RunBenchmark
 from effort import repetitions
 from gradients import DISTRIBUTIONS, ELEMENTS, Floats, N, make
 from hypothesis import given, settings
@@ -414,17 +413,15 @@ def test_nothing_is_compiled_after_preparing() -> None:
     assert all(kernel.targetoptions["nogil"] for kernel in compiled)
 
 
-def test_the_benchmark_keeps_what_it_measured(tmp_path: Path) -> None:
+def test_the_benchmark_keeps_what_it_measured(tmp_path: Path, run_benchmark: RunBenchmark) -> None:
     """Write a line for each kind of data, all times and the conditions, and exit as the lines say."""
     pytest.importorskip("torch")
-    script = Path(__file__).parents[2] / "benchmarks" / "selection.py"
-    command = [sys.executable, str(script), "--mib", "0.1", "--rounds", "6", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_benchmark("selection", "--mib", "0.1", "--rounds", "6", "--out", str(tmp_path / "out"))
     with (tmp_path / "out" / "selection.csv").open() as stream:
         lines = list(csv.DictReader(stream))
     info = json.loads((tmp_path / "out" / "run.json").read_text())
     assert info["passed"] == all(line["passed"] == "true" for line in lines)
-    assert [not info["passed"], ""] == [bool(done.returncode), done.stderr]
+    assert [not info["passed"], ""] == [bool(done.code), done.err]
     assert list(info["times_ms"]) == [line["data"] for line in lines]
     assert {6} == {len(times) for kind in info["times_ms"].values() for times in kind.values()}
     assert {"26214", "262"} == {line[name] for line in lines for name in ("elements", "k")}

@@ -71,6 +71,7 @@ def test_wrong_data_is_found_at_the_end(tmp_path: Path) -> None:
     assert 0 == launcher.started
 
 
+@pytest.mark.slow
 def test_wrong_data_outranks_a_partial_run(tmp_path: Path) -> None:
     """End with code 4 although a case failed too; the status stays partial, so that the case is tried again."""
     script = crash_in(CASES[2]).replace("measured(i)", "measured(i, status='wrong')")
@@ -135,6 +136,7 @@ def test_a_case_that_fails_is_tried_once_a_call(tmp_path: Path) -> None:
     assert ["failed", "failed", "ok", "ok", "ok"] == sorted(status for _, _, status in measured(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_failure_between_cases_ends_no_run(tmp_path: Path) -> None:
     """Start new ranks as long as each start measures something; nothing is missing in the end."""
     launcher = ScriptLauncher("session(); measured(0)\nif len(plan.cases) > 1: sys.exit(1)\nend(is_complete=True)")
@@ -144,6 +146,7 @@ def test_a_failure_between_cases_ends_no_run(tmp_path: Path) -> None:
     assert display.warnings[0].startswith("Launch 1 goes on after a failure between cases: the launcher ended")
 
 
+@pytest.mark.slow
 def test_three_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
     """Stop where one case after the other fails; a result in between begins the count anew."""
     launcher = ScriptLauncher("session(); begin(0); sys.exit(1)")
@@ -205,6 +208,7 @@ def test_results_that_vanish_lose_nothing(tmp_path: Path) -> None:
     assert EVERYTHING == sorted(measured(out))
 
 
+@pytest.mark.slow
 def test_a_hang_is_partial_and_names_the_rank(tmp_path: Path) -> None:
     """Tear a launch down in which nothing moves, although ranks are alive; end with code 3."""
     hang = "session(); measured(0); begin(1)\n"
@@ -272,7 +276,9 @@ def test_conditions_that_change_during_a_run_are_a_warning(tmp_path: Path) -> No
     ] == display.warnings
 
 
-@pytest.mark.parametrize(("selection", "sentences"), [("torch.topk", 1), ("cupy", 0)])
+@pytest.mark.parametrize(
+    ("selection", "sentences"), [("torch.topk", 1), pytest.param("cupy", 0, marks=pytest.mark.slow)]
+)
 def test_what_selects_is_kept_and_said_where_it_is_not_expected(tmp_path: Path, selection: str, sentences: int) -> None:
     """Write down by what hooks select, and say once where that is not what they were made for."""
     script = ALL.replace("session()", f"session(fast_selection='{selection}')")

@@ -58,8 +58,8 @@ end(is_complete=True)
     [
         ([signal.SIGINT, signal.SIGINT], 130),
         ([signal.SIGTERM], 143),
-        ([signal.SIGHUP], 129),
-        ([signal.SIGINT, signal.SIGTERM], 130),
+        pytest.param([signal.SIGHUP], 129, marks=pytest.mark.slow),
+        pytest.param([signal.SIGINT, signal.SIGTERM], 130, marks=pytest.mark.slow),
     ],
     ids=["Ctrl-C twice", "SIGTERM", "SIGHUP", "Ctrl-C and SIGTERM"],
 )

@@ -150,6 +150,7 @@ def test_a_backend_is_measured(apply: Callable[[str], Copy]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_hook_is_swept(apply: Callable[[str], Copy]) -> None:
     """Accept the new hook on the command line, predict its messages, average a gradient, and write the snippet."""
     pytest.importorskip("torch")
@@ -185,6 +186,7 @@ print(snippet_of(case))
     assert "Scaled(scale=4).register(model)" in snippet
 
 
+@pytest.mark.slow
 def test_a_workload_is_loaded(apply: Callable[[str], Copy]) -> None:
     """Load the new workload by its name, as two ranks see it, and list it."""
     pytest.importorskip("torch")
@@ -207,6 +209,7 @@ except InputError as error:
     assert "linear" in names
 
 
+@pytest.mark.slow
 def test_a_launcher_starts_ranks(apply: Callable[[str], Copy], tmp_path: Path) -> None:
     """Start two ranks by the new launcher, which connect without MPI and are one launch."""
     pytest.importorskip("torch")

@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from builders import STEADY, make_launches
 from drawings import run_of, training_run_of
 from training_builders import launches_of, make_bucket, make_training_case
 
 from commbench.report.figures import all_figures
+from commbench.report.figures.drawing import Drawing
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -22,20 +25,28 @@ def make_runs() -> list:  # type: ignore[type-arg] # of runs
     return [training_run_of(training, name, collectives=make_launches(STEADY)) for name in ("old", "new")]
 
 
-def test_figures_come_in_a_fixed_order_with_names_of_their_own() -> None:
-    """Begin with what was decided."""
-    drawings = all_figures(make_runs())
-    names = [drawing.name for drawing in drawings]
+@pytest.fixture(scope="module")
+def drawings() -> Sequence[Drawing]:
+    """All figures of two runs."""
+    return all_figures(make_runs())
 
+
+def test_figures_come_in_a_fixed_order_with_names_of_their_own(drawings: Sequence[Drawing]) -> None:
+    """Begin with what was decided."""
+    names = [drawing.name for drawing in drawings]
     assert len(set(names)) == len(names)
     assert "buckets" == names[0]
-    assert names == [drawing.name for drawing in all_figures(make_runs())]
+
+
+@pytest.mark.slow
+def test_figures_are_the_same_each_time(drawings: Sequence[Drawing]) -> None:
+    """Draw the same bytes in the same order of equal runs."""
     assert drawings == all_figures(make_runs())
 
 
-def test_every_figure_says_what_it_shows() -> None:
+def test_every_figure_says_what_it_shows(drawings: Sequence[Drawing]) -> None:
     """Give each a title, a caption of sentences and a text for who does not see it."""
-    for drawing in all_figures(make_runs()):
+    for drawing in drawings:
         assert drawing.title
         assert drawing.alt
         assert drawing.caption.endswith((".", ")"))

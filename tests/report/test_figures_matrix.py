@@ -8,7 +8,8 @@ from matrices import INTER_US, make_hosts, make_matrix, receiving, touching, wit
 
 from commbench.analysis.runs import straggler_findings
 from commbench.engine.records import Record
-from commbench.report.figures.matrix import MOST_CELLS, Heat, heat_of, matrix_figures, paint_heat
+from commbench.report.figures import matrix as matrix_drawing
+from commbench.report.figures.matrix import Heat, heat_of, matrix_figures, paint_heat
 from commbench.results import Run
 from commbench.results.pairs import matrices
 
@@ -120,16 +121,18 @@ def test_pairs_that_were_not_timed_are_blank_and_counted() -> None:
     assert "2 pairs could not be timed and are blank." in drawing.caption
 
 
-def test_very_many_ranks_share_cells_that_show_the_slowest_pair() -> None:
+def test_very_many_ranks_share_cells_that_show_the_slowest_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the image small, and keep one slow pair of many visible."""
+    cells_a_side = 40
+    monkeypatch.setattr(matrix_drawing, "MOST_CELLS", cells_a_side)
     records = make_matrix(
-        2 * MOST_CELLS, launches=1, noise=0.0, rank_slowness=lambda a, b: 9.0 if (a, b) == (8, 5) else 1.0
+        2 * cells_a_side, launches=1, noise=0.0, rank_slowness=lambda a, b: 9.0 if (a, b) == (8, 5) else 1.0
     )
-    run = run_of(records, 2 * MOST_CELLS)
+    run = run_of(records, 2 * cells_a_side)
     (matrix,) = matrices(run.records, run.info)
     cells = heat_of(matrix)
 
-    assert (2, (MOST_CELLS, MOST_CELLS)) == (cells.per_cell, cells.cells.shape)
+    assert (2, (cells_a_side, cells_a_side)) == (cells.per_cell, cells.cells.shape)
     assert (4, 2) == np.unravel_index(np.nanargmin(cells.cells), cells.cells.shape)
     assert pytest.approx(matrix.rate_GBps(9 * INTER_US)) == np.nanmin(cells.cells) * (
         1 if cells.unit == "GB/s" else 1e-3

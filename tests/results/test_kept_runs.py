@@ -5,11 +5,11 @@ import json
 import math
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Command
 from kept import KEPT, RESULTS, kept_names, table_of_kept_runs
 
 from commbench.analysis.runs import network_model, straggler_findings
@@ -97,12 +97,15 @@ def test_an_emulated_cluster_is_that_of_the_table(name: str) -> None:
         ("docs/tuning.md", "sweep output", "train_resnet18_1gbit"),
     ],
 )
-def test_output_in_pages_is_what_report_prints(name: str, marked: str, run: str, tmp_path: Path) -> None:
+def test_output_in_pages_is_what_report_prints(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch, name: str, marked: str, run: str
+) -> None:
     """Find every line of a page's block in what ``commbench report`` prints, but those about what is left out."""
     block = (ROOT / name).read_text(encoding="utf-8").split(f"<!-- {marked} -->")[1].split("```")[1]
     lines = [line.rstrip() for line in block.splitlines() if not line.startswith(("Measuring ", "..."))]
-    command = [sys.executable, "-m", "commbench", "report", f"results/{run}_xeon2core_20261121", "--out", str(tmp_path)]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    monkeypatch.setattr("commbench.cli.report.write_page", lambda _, folder: folder / "report.html")
+    monkeypatch.chdir(ROOT)
+    printed = commbench(f"report results/{run}_xeon2core_20261121 --out {commbench.home}").out
     assert [] == sorted(set(lines) - {line.rstrip() for line in printed.splitlines()} - {""})
 
 

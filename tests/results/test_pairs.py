@@ -225,6 +225,7 @@ def test_damaged_pairs_are_refused(pairs: dict[str, list[object]]) -> None:
         Record.from_json({**stored, "pairs": pairs})
 
 
+@pytest.mark.slow
 def test_three_hundred_ranks_take_seconds() -> None:
     """Summarise 89,700 pairs in less time than reading them takes people."""
     pairs = [

@@ -111,6 +111,7 @@ def test_the_run_goes_on_until_the_last_stage_is_done(tmp_path: Path) -> None:
     assert ("confirm", 0, "ok") == entries(info)[-1]
 
 
+@pytest.mark.slow
 def test_a_stage_with_nothing_to_do_is_passed_over(tmp_path: Path) -> None:
     """Go on behind it, and be complete where it was the last."""
     code, info, _ = run(tmp_path, ALL, [lambda _: None, *STAGES, lambda _: None])
@@ -151,6 +152,7 @@ end(is_complete=True)
 """
 
 
+@pytest.mark.slow
 def test_a_crash_costs_its_configuration_only(tmp_path: Path) -> None:
     """Go on without it in both stages, and end with code 3."""
     code, info, _ = run(tmp_path, CRASH)
@@ -176,6 +178,7 @@ REFUSE = ALL.replace(
 )
 
 
+@pytest.mark.slow
 def test_what_cannot_be_trained_is_tried_once(tmp_path: Path) -> None:
     """Leave out of later launches what failed on all ranks alike, and end with code 3."""
     assert "fp16" == SWEEP_CASES[1].hook
@@ -199,7 +202,9 @@ def test_a_time_limit_of_one_stage_leaves_the_next_its_own(tmp_path: Path) -> No
     assert [f"T{info['reason'][1:]}; the same command adds the rest."] == display.warnings
 
 
-@pytest.mark.parametrize(("is_optional", "expected"), [(False, (3, "partial")), (True, (0, "cut"))])
+@pytest.mark.parametrize(
+    ("is_optional", "expected"), [(False, (3, "partial")), pytest.param(True, (0, "cut"), marks=pytest.mark.slow)]
+)
 def test_a_last_stage_without_a_launch_is_missing_unless_optional(
     tmp_path: Path, expected: tuple[int, str], *, is_optional: bool
 ) -> None:
@@ -213,7 +218,7 @@ def test_a_last_stage_without_a_launch_is_missing_unless_optional(
     assert "was reached after 0 of 1 confirm launches" in info["reason"]
 
 
-@pytest.mark.parametrize("fewest", [0, 1])
+@pytest.mark.parametrize("fewest", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(tmp_path: Path, fewest: int) -> None:
     """Let them use up the whole limit, add none to them, and name the limit that was given."""
 
@@ -242,6 +247,7 @@ def test_no_launch_is_begun_whose_blocks_are_known_to_take_too_long(tmp_path: Pa
     assert "was reached after 0 of 1 confirm launches" in info["reason"]
 
 
+@pytest.mark.slow
 def test_a_stage_that_takes_long_makes_fewer_launches(tmp_path: Path) -> None:
     """Leave launches out, go on with the next stage, and measure nothing the next time."""
     request = dataclasses.replace(sweep(launches=4), aim_s=0.001, fewest_launches=2)

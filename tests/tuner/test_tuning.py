@@ -30,7 +30,7 @@ from commbench.tuner.predictions import with_search
 #: Rates of a link at which communication decides, matters, and does not.
 RATES = (1.0, 10.0, 1000.0)
 #: Budgets and rates of the tests that are not slow.
-USUAL = (("quick", 1.0), ("standard", 10.0))
+USUAL = (("quick", 1.0),)
 
 
 def names(cases: Sequence[object]) -> list[tuple[str, str]]:
@@ -79,6 +79,7 @@ def test_the_stages_follow_each_other() -> None:
     assert [False, False, True, True, True, True] == [request.depends for request in played.requests[:6]]
 
 
+@pytest.mark.slow
 def test_the_rounds_hold_the_best_of_the_best_hooks_and_without_one() -> None:
     """Take the fastest by prediction, the fastest without compression, and the fastest of the second-best hook."""
     world = World(plan=make_plan(), link=Link(gbit=10.0), misfit=0.0)
@@ -201,7 +202,7 @@ def test_the_confirmation_keeps_its_winners() -> None:
 
 def test_a_hook_that_cannot_be_trained_is_left_out() -> None:
     """Choose among the others."""
-    world = World(plan=make_plan(), failing="topk:0.01")
+    world = World(plan=make_plan(budget="quick"), failing="topk:0.01")
     played = play(world)
     trained = {case.hook_name for request in played.requests[2:] for case in request.cases}  # type: ignore[union-attr]
     assert {"none", "fp16", LOCAL} == trained
