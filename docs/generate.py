@@ -72,7 +72,8 @@ A line of `samples.jsonl` whose `case` has an `operation` is of a collective: ev
 ranks and arrival skew, medians per rank, warm-ups, late starts, verification. One whose `case` has a `workload` is of
 training: every timed step of the slowest rank and the lengths of the blocks they belong to, parts of a step, times
 and sizes of buckets, bytes sent and expected, loss of every step, metrics, agreement of ranks. Of several lines for one
-case and launch the last counts. What each field is stands in `commbench/engine/records.py` and
+case and launch the last counts. A line without a result has a sentence in `reason`, and its code of
+`commbench/errors.py` in `reason_code`. What each field is stands in `commbench/engine/records.py` and
 `commbench/ddp/plan/records.py`.
 
 CSV has a header line, commas, `.` decimals and UTF-8; an empty cell means that the column does not apply. Units are in

@@ -116,7 +116,7 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
     def iall_reduce(self, send: HostBuffer, receive: HostBuffer, redop: str) -> list[Call]:
         """dist.all_reduce with async_op, and wait."""
         if not send.shares_memory(receive):
-            raise UnsupportedError("torch.distributed reduces in place only; use --in-place in")
+            raise UnsupportedError("in_place_only")
         return start_all_reduce(self.tensor_of(receive), redop, self._group)
 
     def iall_gather(self, send: HostBuffer, receive: HostBuffer) -> list[Call]:

@@ -87,7 +87,4 @@ def room_for(nbytes: int, full: type[BaseException], free_bytes: Callable[[], in
     try:
         yield
     except full as error:
-        raise UnsupportedError(
-            f"the GPU's memory has no room for another {format_size(nbytes)}, {format_size(free_bytes())} are free; "
-            "choose smaller --sizes"
-        ) from error
+        raise UnsupportedError("gpu_memory_full", size=format_size(nbytes), free=format_size(free_bytes())) from error

@@ -376,7 +376,7 @@ def _arithmetic(dtype: DataType) -> MPI.Datatype:
     """
     kind = getattr(MPI, _ARITHMETIC[dtype.name], MPI.DATATYPE_NULL)
     if kind == MPI.DATATYPE_NULL:
-        raise UnsupportedError(f"this MPI library has no {dtype.name} to reduce in; use float32, or backend gloo")
+        raise UnsupportedError("dtype_not_reduced", dtype=dtype.name)
     return kind
 
 
@@ -393,5 +393,5 @@ def _op(redop: str) -> MPI.Op:
         UnsupportedError: MPI has no such operation.
     """
     if redop not in _REDOPS:
-        raise UnsupportedError(f"MPI has no {redop}; reduce by sum, or use backend gloo")
+        raise UnsupportedError("redop_missing", redop=redop)
     return _REDOPS[redop]

@@ -125,10 +125,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
             return self
         choice = Choice.parse(algorithm)
         if choice.channels:
-            raise UnsupportedError(
-                "cupy makes no NCCL communicators of so many channels; use --backend torch-nccl, or set "
-                "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS for a parent run"
-            )
+            raise UnsupportedError("channels_fixed")
         chosen = self._by_algorithm.get(algorithm)
         if chosen is None or chosen.has_failed():
             if chosen is not None:
@@ -136,7 +133,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
             try:
                 chosen = self._by_algorithm[algorithm] = NcclCommunicator(self._control, self, choice=choice)
             except RuntimeError as error:
-                raise UnsupportedError(f"NCCL makes no communicator for {algorithm}: {error}") from error
+                raise UnsupportedError("communicator_not_made", algorithm=algorithm, error=str(error)) from error
         return chosen
 
     @contextmanager
@@ -192,7 +189,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
         """See `Communicator.check_capture`."""
         version = nccl.get_version()
         if version < _FIRST_WITH_GRAPHS:
-            raise UnsupportedError(f"NCCL {version_text(version)} cannot be captured in CUDA graphs, 2.9 or newer can")
+            raise UnsupportedError("graphs_unsupported", version=version_text(version))
 
     def capture(self, calls: Sequence[Call]) -> Call:
         """Return the launch of a CUDA graph, on the stream that it was captured from."""
@@ -259,7 +256,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
     def all_to_all(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
         """A block to and from every rank, in one group."""
         if send.shares_memory(receive):
-            raise UnsupportedError("NCCL has no in-place all_to_all")
+            raise UnsupportedError("missing", backend="NCCL", what="in-place all_to_all")
         all_ranks = range(self.size)
         return self._exchange(self._blocks(send, all_ranks), self._blocks(receive, all_ranks))
 

@@ -94,7 +94,7 @@ class TorchCommunicator(Communicator, Generic[BufferT]):
     def all_to_all(self, send: BufferT, receive: BufferT) -> Call:
         """dist.all_to_all_single."""
         if send.shares_memory(receive):
-            raise UnsupportedError("torch.distributed has no in-place all_to_all")
+            raise UnsupportedError("missing", backend="torch.distributed", what="in-place all_to_all")
         out, own = self.tensor_of(receive), self.tensor_of(send)
         return _started_and_awaited(dist.all_to_all_single, out, own, group=self._group)
 
@@ -224,7 +224,7 @@ def torch_version() -> str:
 
 def _check_in_place(send: TorchMemory, receive: TorchMemory) -> None:
     if not send.shares_memory(receive):
-        raise UnsupportedError("torch.distributed reduces in place only; use --in-place in")
+        raise UnsupportedError("in_place_only")
 
 
 def _started_and_awaited(start: Callable[..., Any], *arguments: object, **named: object) -> Call:

@@ -270,7 +270,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         except (AttributeError, TypeError, RuntimeError) as error:
             with suppress(AttributeError, RuntimeError):
                 self._release()  # torch notes a pool before it registers its memory
-            raise UnsupportedError(f"torch {torch_version()} makes no {kind} buffers here: {error}") from error
+            raise UnsupportedError("buffers_not_made", version=torch_version(), kind=kind, error=str(error)) from error
 
     def _release(self) -> None:
         """Deregister the memory of an earlier case."""

@@ -222,10 +222,8 @@ def _hierarchy(hosts: Sequence[str]) -> tuple[Sequence[Group], Sequence[Group]]:
     counts = Counter(hosts)
     if len(counts) < 2 or len(set(counts.values())) > 1 or min(counts.values()) < 2:  # noqa: PLR2004 - more than one
         found = ", ".join(f"{count} on {host or 'this host'}" for host, count in sorted(counts.items())[:4])
-        raise UnsupportedError(
-            "pattern hierarchical needs several hosts with equally many ranks, two or more, on each, and this run has "
-            f"{found}{', ...' * (len(counts) > 4)}; use pattern flat"  # noqa: PLR2004 - those that are named
-        )
+        more = ", ..." if len(counts) > 4 else ""  # noqa: PLR2004 - those that are named
+        raise UnsupportedError("hosts_unequal", found=f"{found}{more}")
     return groups_of("node", hosts), groups_of("cross", hosts)
 
 
@@ -286,5 +284,5 @@ def operation_in_pattern(name: str, pattern: str, size: int) -> Operation:
     if name not in composed:
         *others, last = composed
         offered = f"{', '.join(others)} or {last}" if others else last
-        raise UnsupportedError(f"pattern {pattern} is for {offered}, and {name} was asked for; use pattern flat")
+        raise UnsupportedError("operation_not_in_pattern", pattern=pattern, offered=offered, operation=name)
     return composed[name](plain, size)

@@ -143,9 +143,7 @@ class KnownData:
 
     def __post_init__(self) -> None:
         if self.redop == "avg" and not self.dtype.epsilon:
-            raise UnsupportedError(
-                f"the average of {self.dtype.name} has no exact answer: libraries round it differently"
-            )
+            raise UnsupportedError("average_inexact", dtype=self.dtype.name)
 
     def inputs(self, spans: Sequence[Span]) -> Content:
         """Return the content of a send buffer before the operation."""

@@ -606,4 +606,4 @@ def true_message_bytes(operation: Operation, requested: int, itemsize: int, size
 def check_ranks(operation: Operation, size: int) -> None:
     """Raise `UnsupportedError` where ``operation`` makes no sense on ``size`` ranks."""
     if size < operation.minimum_ranks:
-        raise UnsupportedError(f"{operation.name} needs at least {operation.minimum_ranks} ranks, this run has {size}")
+        raise UnsupportedError("too_few_ranks", operation=operation.name, minimum=operation.minimum_ranks, ranks=size)

@@ -111,7 +111,7 @@ def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
         divided = list(zip(ordered[:half], ordered[len(ordered) - half :], strict=True))
     groups = tuple(sorted(tuple(sorted(group)) for group in divided if len(group) > 1))
     if not groups:
-        raise UnsupportedError(f"pattern {pattern} makes no group of two ranks or more of {_placement(hosts)}")
+        raise UnsupportedError("no_group", pattern=pattern, placement=_placement(hosts))
     return groups
 
 

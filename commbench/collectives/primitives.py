@@ -88,7 +88,7 @@ class Primitives(ABC, Generic[BufferT, CallT_co]):
         """Return a new buffer of ``count`` elements of the type of ``buffer``."""
 
     def _cannot(self, what: str) -> UnsupportedError:
-        return UnsupportedError(f"{self.backend} has no {what}")
+        return UnsupportedError("missing", backend=self.backend, what=what)
 
 
 @dataclass(frozen=True, kw_only=True)

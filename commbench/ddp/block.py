@@ -375,19 +375,14 @@ def _ddp_options() -> Collection[str]:
 def _wrap(model: torch.nn.Module, case: TrainingCase, context: BlockContext) -> DistributedDataParallel:
     """Wrap the model in DDP as the case says. Initial weights are equal already, so they are not broadcast again."""
     if case.static_graph and case.accumulation > 1:  # an internal assertion of DDP's reducer fails
-        raise UnsupportedError(
-            f"DDP of torch {torch.__version__} fails in its first step where a static graph accumulates; "
-            "leave out one of the two"
-        )
+        raise UnsupportedError("static_graph_accumulates", version=torch.__version__)
     options: dict[str, Any] = {"init_sync": False} if "init_sync" in _ddp_options() else {}
     caps = case.caps_mb
     if len(caps) == 1:
         options["bucket_cap_mb"] = caps[0]
     elif caps:
         if not takes_lists():
-            raise UnsupportedError(
-                f"torch {torch.__version__} has no bucket_cap_mb_list; give one bucket size, or a newer torch"
-            )
+            raise UnsupportedError("bucket_list_missing", version=torch.__version__)
         options["bucket_cap_mb_list"] = list(caps)
     return DistributedDataParallel(
         model,

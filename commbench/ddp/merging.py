@@ -16,6 +16,8 @@ from commbench.ddp.plan.records import Bucket, TrainingRecord
 from commbench.ddp.plan.workload import Workload
 from commbench.engine.energy import RunMeter
 from commbench.engine.gpu_clocks import clocks_between
+from commbench.engine.records import without_result
+from commbench.errors import Reason
 from commbench.hooks import BucketTimes
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
 
@@ -55,10 +57,8 @@ def merge(
     buckets, totals = _bucket_times(blocks)
     clocks = clocks_between(rank.clocks for rank in everyone if rank.clocks)
     agree = all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks) if case.uses_ddp else None
-    return TrainingRecord(
+    record = TrainingRecord(
         case=case,
-        status="wrong" if agree is False else "ok",
-        reason="its ranks ended with different parameters" if agree is False else "",
         step_ms=(1e3 * together[:, _STEP]).round(6).tolist(),
         block_lengths=[len(times) for times in timed],
         block_steps=len(slowest[0]),
@@ -87,6 +87,7 @@ def merge(
         measuring_s=sum(ranks[0].seconds for ranks in blocks),
         **fields,
     )
+    return without_result(record, "wrong", Reason(code="parameters_differ")) if agree is False else record
 
 
 def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: RunMeter) -> dict[str, Any]:

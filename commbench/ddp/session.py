@@ -21,9 +21,9 @@ from commbench.ddp.plan.workload import Workload
 from commbench.ddp.workloads import load_workload
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.energy import RunMeter
-from commbench.engine.records import Status
+from commbench.engine.records import Status, without_result
 from commbench.engine.timing.loops import Progress
-from commbench.errors import InputError, UnsupportedError
+from commbench.errors import InputError, Reason, UnsupportedError
 from commbench.hooks import selectors
 from commbench.hooks.registry import find_hook
 from commbench.system.clock import clock_domain
@@ -183,11 +183,8 @@ class _Session:
         refused = next((r for r in gather_everywhere(self.control, refusal) if r is not None), None)
         gathered = self.control.gather(samples)
         if refused:
-            status, reason = refused
-            record = TrainingRecord(
-                case=case, launch=self.launch, seed=self.seed, device=self.device.name, status=status, reason=reason
-            )
-            return _Outcome(is_last=True, record=record if gathered is not None else None)
+            record = TrainingRecord(case=case, launch=self.launch, seed=self.seed, device=self.device.name)
+            return _Outcome(is_last=True, record=without_result(record, *refused) if gathered is not None else None)
         if gathered is None:
             blocks.append([])
             return _Outcome(is_last=last)
@@ -196,10 +193,10 @@ class _Session:
 
     def _try(
         self, case: TrainingCase, built: _Built, steps: int, *, deep: bool
-    ) -> tuple[BlockSamples | None, tuple[Status, str] | None]:
+    ) -> tuple[BlockSamples | None, tuple[Status, Reason] | None]:
         """Return a block's samples (None on a rank that does not train), or the status and reason of a refusal."""
         samples: BlockSamples | None = None
-        refusal: tuple[Status, str] | None = None
+        refusal: tuple[Status, Reason] | None = None
         if self.control.rank < case.world_size:
             context = BlockContext(
                 progress=self.progress,
@@ -215,9 +212,9 @@ class _Session:
             try:
                 samples = run_block(case, context)
             except UnsupportedError as error:
-                refusal = ("unsupported", str(error))
+                refusal = ("unsupported", error.reason)
             except InputError as error:
-                refusal = ("failed", str(error))
+                refusal = ("failed", Reason.of(error))
         self.control.barrier(patient=True)  # idle ranks must not use a core
         return samples, refusal
 

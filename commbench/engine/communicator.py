@@ -70,9 +70,7 @@ class Communicator(Primitives[Any, Call]):
         """The communicator for an algorithm (see `commbench.collectives.algorithms`); collective."""
         if algorithm == AUTO:
             return self
-        raise UnsupportedError(
-            f"{self.backend} takes no algorithm from --algorithm; its library may have variables of its own for it"
-        )
+        raise UnsupportedError("algorithm_not_offered", backend=self.backend)
 
     @contextmanager
     def watched(self, *, replayed: bool = False) -> Iterator[None]:  # noqa: ARG002 - most libraries do not say

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, Queue
 from typing import Protocol, TypeVar
 
-from commbench.errors import UnsupportedError
+from commbench.errors import Reason, UnsupportedError
 
 T = TypeVar("T")
 
@@ -72,19 +72,19 @@ def gather_everywhere(control: Assembly, value: T) -> list[T]:
     return gathered
 
 
-def agree_on(control: Control, work: Callable[[], T]) -> tuple[T | None, str]:
+def agree_on(control: Control, work: Callable[[], T]) -> T | Reason:
     """Run ``work``, which a backend may refuse, on all ranks together.
 
     Returns:
-        The result of this rank's work and an empty text; if any rank refused, None and the first refusal.
+        The result of this rank's work; if any rank refused, the first refusal.
     """
-    result, refusal = None, ""
+    refusal: Reason | None = None
     try:
         result = work()
     except UnsupportedError as error:
-        refusal = str(error)
-    refusal = next((text for text in gather_everywhere(control, refusal) if text), "")
-    return (None if refusal else result), refusal
+        refusal = error.reason
+    first = next((reason for reason in gather_everywhere(control, refusal) if reason), None)
+    return first or result
 
 
 class _Rendezvous:

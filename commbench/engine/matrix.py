@@ -142,9 +142,9 @@ def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
     operation = operation_in_pattern(case.operation, case.pattern, communicator.size)
     check_ranks(operation, communicator.size)
     if case.world_size is not None:
-        raise UnsupportedError("a matrix is of all ranks; leave --world-sizes out")
+        raise UnsupportedError("matrix_of_all_ranks")
     if case.graph or case.buffers != "hot":
-        raise UnsupportedError("a matrix is timed call by call on the same buffers; leave graph and other buffers out")
+        raise UnsupportedError("matrix_of_plain_calls")
     dtype = DTYPES[case.dtype or "int8"]
     elements = case.message_bytes // dtype.itemsize
     check_count(elements, communicator)

@@ -22,14 +22,14 @@ from commbench.engine.flags import raised_flags
 from commbench.engine.gpu_clocks import GpuClocks, Reading, clocks_between
 from commbench.engine.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
 from commbench.engine.overlap import measure_overlap, probe_us
-from commbench.engine.records import FixedSettings, Overlap, PairTimes, Record
-from commbench.engine.samples import Samples, join_transports, timed_groups, wrong_record
+from commbench.engine.records import FixedSettings, Overlap, PairTimes, Record, without_result
+from commbench.engine.samples import Samples, elements_wrong, join_transports, timed_groups, wrong_record
 from commbench.engine.setup import GRAPH_OPERATIONS, Checked, Prepared, prepare, sets_needed
 from commbench.engine.stopping import Sampler
 from commbench.engine.timing.clocks import GlobalClock, is_close
 from commbench.engine.timing.loops import Progress, Timer
 from commbench.engine.timing.sync import SyncPlan, choose_method
-from commbench.errors import UnsupportedError
+from commbench.errors import Reason, UnsupportedError
 from commbench.stats import StoppingRule
 from commbench.stats.budgets import Budget
 from commbench.system.clock import timer_tick_s
@@ -37,8 +37,6 @@ from commbench.system.clock import timer_tick_s
 OVERHEAD_REPETITIONS = 100
 #: Above this share of late starts a row is flagged.
 FLAGGED_LATE = 0.2
-NEVER_ON_TIME = "no repetition started on time; use --sync dissemination"
-NEVER_QUEUED_IN_TIME = "the GPU waited for the host in every repetition; use --cadence pipelined or graph"
 #: Pairs that the reason of a wrong matrix names.
 NAMED_PAIRS = 3
 #: Operations of which the shortest tells whether one lasts that long, and their share of a case's time slice.
@@ -120,11 +118,11 @@ class Session:
         """Raise `UnsupportedError` where the backend cannot time the case as asked."""
         if case.loop not in ("auto", *communicator.loops):
             raise UnsupportedError(
-                f"{case.backend} has no {case.loop} loop; use --loop {' or '.join(communicator.loops)}"
+                "loop_missing", backend=case.backend, loop=case.loop, loops=" or ".join(communicator.loops)
             )
         if case.sync not in communicator.syncs:
             raise UnsupportedError(
-                f"{case.backend} cannot start ranks by {case.sync}; use --sync {' or '.join(communicator.syncs)}"
+                "start_method_missing", backend=case.backend, sync=case.sync, syncs=" or ".join(communicator.syncs)
             )
         if case.graph:
             communicator.check_capture()
@@ -187,13 +185,14 @@ def measure(
     if case.pattern == MATRIX:
         return _measure_matrix(record, communicator, session, stopwatch, fixed)
     make = partial(_prepare_case, case, communicator, session)
-    prepared, timer, refusal = _prepare_with_timer(case, communicator, session, make)
-    if not prepared or not timer:
-        return _on_root(session, replace(record, status="unsupported", reason=refusal))
+    prepared_with_timer = _prepare_with_timer(case, communicator, session, make)
+    if isinstance(prepared_with_timer, Reason):
+        return _on_root(session, without_result(record, "unsupported", prepared_with_timer))
+    prepared, timer = prepared_with_timer
     prepared, checked = _verify_case(prepared, timer, session)
     record = replace(record, **_conditions(prepared, timer))  # the library has said how it carries it
     if checked.refusal:
-        return _on_root(session, replace(record, status="unsupported", reason=checked.refusal))
+        return _on_root(session, without_result(record, "unsupported", checked.refusal))
     if checked.wrong:
         return _on_root(session, wrong_record(record, prepared, checked))
     prepared.refill()
@@ -265,9 +264,10 @@ def _measure_matrix(
 ) -> Record | None:
     """Measure every pair of ranks; with wrong data the record has no times and its pairs show which are wrong."""
     make = partial(prepare_matrix, record.case, communicator)
-    matrix, timer, refusal = _prepare_with_timer(record.case, communicator, session, make)
-    if not matrix or not timer:
-        return _on_root(session, replace(record, status="unsupported", reason=refusal))
+    prepared_with_timer = _prepare_with_timer(record.case, communicator, session, make)
+    if isinstance(prepared_with_timer, Reason):
+        return _on_root(session, without_result(record, "unsupported", prepared_with_timer))
+    matrix, timer = prepared_with_timer
     sampler = MatrixSampler(
         control=session.control,
         timer=timer,
@@ -296,10 +296,9 @@ def _measure_matrix(
 def _conclude_matrix(record: Record, session: Session, counted: int) -> Record:
     """Add status, times and flags to the record of a matrix; ``counted``: valid repetitions of all pairs."""
     if record.wrong:
-        reason = f"{record.wrong} elements differ from the known answer{_describe_wrong_pairs(record.pairs)}"
-        return replace(record, status="wrong", reason=reason)
+        return without_result(record, "wrong", elements_wrong(record.wrong, _describe_wrong_pairs(record.pairs)))
     if not record.pairs:
-        return replace(record, status="failed", reason=_reason_without_times(record))
+        return without_result(record, "failed", _reason_without_times(record))
     late = record.late_discarded
     times_us = [pair.time_us for pair in record.pairs]
     conditions = {
@@ -319,7 +318,7 @@ def _describe_wrong_pairs(pairs: Sequence[PairTimes]) -> str:
 
 def _prepare_with_timer(
     case: Case, communicator: Communicator, session: Session, make: Callable[[], PreparedT]
-) -> tuple[PreparedT | None, Timer | None, str]:
+) -> tuple[PreparedT, Timer] | Reason:
     """Return the prepared case and its timed loop, or the refusal of any rank, on all ranks."""
 
     def made() -> PreparedT:
@@ -327,10 +326,10 @@ def _prepare_with_timer(
         session.check(case, communicator)
         return prepared
 
-    prepared, refusal = agree_on(session.control, made)
-    if prepared is None:
-        return None, None, refusal
-    return prepared, session.timer(case, communicator), ""  # of the whole: all groups start together
+    prepared = agree_on(session.control, made)
+    if isinstance(prepared, Reason):
+        return prepared
+    return prepared, session.timer(case, communicator)  # of the whole: all groups start together
 
 
 def _prepare_case(case: Case, communicator: Communicator, session: Session) -> Prepared:
@@ -339,10 +338,7 @@ def _prepare_case(case: Case, communicator: Communicator, session: Session) -> P
     sets = sets_needed(case.message_bytes, session.cache_bytes(communicator)) if rotated else 1
     prepared = prepare(case, communicator, session.hosts, sets)
     if prepared.is_idle:
-        raise UnsupportedError(
-            f"among one rank {case.backend} has nothing to do in place, and there is nothing to time; "
-            "use more ranks, or --in-place out where the operation has it"
-        )
+        raise UnsupportedError("idle", backend=case.backend)
     return prepared
 
 
@@ -351,9 +347,9 @@ def _verify_case(prepared: Prepared, timer: Timer, session: Session) -> tuple[Pr
     checked = prepared.verify(session.control, shared_clock=session.clock.exact, timer=timer)
     if checked.refusal or checked.wrong or not prepared.case.graph:
         return prepared, checked
-    captured, refusal = agree_on(session.control, prepared.capture)
-    if captured is None:
-        return prepared, Checked(refusal=refusal)
+    captured = agree_on(session.control, prepared.capture)
+    if isinstance(captured, Reason):
+        return prepared, Checked(refusal=captured)
     return captured, captured.verify(session.control, shared_clock=session.clock.exact, timer=timer)
 
 
@@ -427,7 +423,7 @@ def _with_samples(
 ) -> Record:
     """Add what was sampled to a record, and the flags that follow from it."""
     if not samples.valid:
-        return replace(record, status="failed", reason=_reason_without_times(record), late_discarded=samples.late)
+        return without_result(replace(record, late_discarded=samples.late), "failed", _reason_without_times(record))
     per = _operations(record)
     conditions = {
         "oversubscribed": session.oversubscribed,
@@ -447,9 +443,9 @@ def _with_samples(
     )
 
 
-def _reason_without_times(record: Record) -> str:
+def _reason_without_times(record: Record) -> Reason:
     """Return the reason why no repetition is valid."""
-    return NEVER_QUEUED_IN_TIME if record.loop == "event" else NEVER_ON_TIME
+    return Reason(code="never_queued_in_time" if record.loop == "event" else "never_on_time")
 
 
 def _is_clock_uncertain(record: Record, times_us: Sequence[float], session: Session) -> bool:

@@ -11,19 +11,23 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, TypeVar, overload
 
 import numpy as np
 
 from commbench.collectives.cases import Case, check_case
 from commbench.collectives.composed import operation_in_pattern
 from commbench.engine.flags import OVERHEAD, check_flags
-from commbench.errors import InputError, UnsupportedError
+from commbench.errors import InputError, Reason, UnsupportedError
 from commbench.schema import JsonMapping, JsonObject, Ranks, check_as, read_as
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SCHEMA = 2
 
 Status = Literal["ok", "unsupported", "failed", "hung", "wrong"]
+RecordT = TypeVar("RecordT", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +187,9 @@ class Record:
     launch: int
     status: Status = "ok"
     reason: str = ""
+    """Why there is no result, in one sentence."""
+    reason_code: str = ""
+    """The code of the reason in `commbench.errors`; empty in older files."""
 
     group: str = ""
     """The ranks that took part, e.g. ``0-3`` or ``0,3``."""
@@ -327,9 +334,26 @@ class FixedSettings:
     """How ranks started together; only where that depends on how long the operation takes."""
 
 
+def without_result(record: RecordT, status: Status, reason: Reason) -> RecordT:
+    """Return the record of a case that has no result, because of ``reason``."""
+    return dataclasses.replace(
+        record, status=status, reason=str(reason or ""), reason_code=reason.code if reason else ""
+    )
+
+
 def column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type
     """Return the field of a column: its documentation and its default."""
     return field(default=default, metadata={"about": about})
+
+
+def no_column() -> Any:  # noqa: ANN401 - as `column`
+    """Return the field of a row that its table does not show, empty by default."""
+    return field(default="", metadata={"is_column": False})
+
+
+def columns_of(row_class: type[DataclassInstance]) -> tuple[str, ...]:
+    """Return the columns of the table of such rows, in order."""
+    return tuple(f.name for f in dataclasses.fields(row_class) if f.metadata.get("is_column", True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,10 +411,11 @@ class Row:
     energy_J: float | None = column("energy of one operation, of what energy_of in samples.jsonl names")  # noqa: N815 - a unit
     status: str = column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
+    reason_code: str = no_column()
     flags: str = column("warnings about the row, separated by ;", "")
 
 
-COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
+COLUMNS = columns_of(Row)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -416,4 +441,4 @@ class OverlapRow:
     overlap_percent_ci_high: float | None = column("and its high end")
 
 
-OVERLAP_COLUMNS = tuple(f.name for f in dataclasses.fields(OverlapRow))
+OVERLAP_COLUMNS = columns_of(OverlapRow)

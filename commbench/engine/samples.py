@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from commbench.collectives.patterns import rank_list
 from commbench.engine.flags import raised_flags
-from commbench.engine.records import GroupTimes, Record
+from commbench.engine.records import GroupTimes, Record, without_result
 from commbench.engine.setup import Checked, Prepared
 from commbench.engine.timing.clocks import is_close
 from commbench.engine.timing.loops import Repetitions
+from commbench.errors import Reason
 from commbench.stats import is_bimodal, is_steady
 
 #: Decimals kept of a microsecond: a tenth of a nanosecond.
@@ -111,8 +112,13 @@ def wrong_record(record: Record, prepared: Prepared, checked: Checked) -> Record
     """The record of wrong data, with the number of wrong elements in each group where they are reported each."""
     groups = _groups(prepared, checked) if prepared.reports_groups else ()
     where = ", ".join(group.group for group in groups if group.wrong)
-    reason = f"{checked.wrong} elements differ from the known answer{f' in group {where}' if where else ''}"
-    return replace(record, status="wrong", wrong=checked.wrong, reason=reason, groups=groups)
+    reason = elements_wrong(checked.wrong or 0, f" in group {where}" if where else "")
+    return without_result(replace(record, wrong=checked.wrong, groups=groups), "wrong", reason)
+
+
+def elements_wrong(wrong: int, where: str) -> Reason:
+    """Return the reason of wrong data; ``where`` ends the sentence."""
+    return Reason(code="elements_wrong", parameters={"wrong": wrong, "where": where})
 
 
 def timed_groups(

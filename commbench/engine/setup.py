@@ -17,7 +17,7 @@ from commbench.collectives.primitives import Buffers
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, agree_on, gather_everywhere
 from commbench.engine.timing.loops import Call, Timer, Turns
-from commbench.errors import UnsupportedError
+from commbench.errors import Reason, UnsupportedError
 
 #: How late the last rank enters the barrier that is being verified.
 LATE_ENTRY_S = 0.002
@@ -35,7 +35,7 @@ MOST_SETS, MOST_BYTES = 512, 2**29
 class Checked:
     """The result of verification: the library's refusal, or the number of wrong elements on each rank."""
 
-    refusal: str = ""
+    refusal: Reason | None = None
     by_rank: Sequence[int] | None = None
     """None: nothing to check."""
 
@@ -118,8 +118,7 @@ class Prepared:
         """
         if not self.operation.moves_data:
             return self._verify_barrier(control) if shared_clock else Checked()
-        _, refusal = agree_on(control, self._fill)
-        refusal = refusal or self._run_once(control)
+        refusal = agree_on(control, self._fill) or self._run_once(control)
         if refusal:
             return Checked(refusal=refusal)
         if timer and timer.name == "native":  # other loops make the very calls that have just been made
@@ -127,11 +126,13 @@ class Prepared:
             timer.run(self.calls, self.rotation, 1)
         if tamper and self.buffers.receive is not None:
             tamper(self.buffers.receive)
-        wrong, refusal = agree_on(control, self._count_wrong)
-        return Checked(refusal=refusal) if wrong is None else Checked(by_rank=gather_everywhere(control, wrong))
+        wrong = agree_on(control, self._count_wrong)
+        if isinstance(wrong, Reason):
+            return Checked(refusal=wrong)
+        return Checked(by_rank=gather_everywhere(control, wrong))
 
-    def _run_once(self, control: Control) -> str:
-        """Run the calls; if the library refuses on every rank that has any, the sentence it gave."""
+    def _run_once(self, control: Control) -> Reason | None:
+        """Run the calls; return the library's refusal if it refuses on every rank that has any."""
         refusal = ""
         try:
             with self.communicator.watched(replayed=self.captured > 1):
@@ -139,14 +140,14 @@ class Prepared:
                     call.run()
                 self.communicator.complete()
         except LIBRARY_ERRORS as error:
-            refusal = _said(error)
+            refusal = _one_line(error)
             if self.operation.kind == "pair" and control.size > len(self.participants):
                 raise  # the other ranks cannot know
         gathered = gather_everywhere(control, refusal)
         refusals = [gathered[rank] for rank in self.participants]
         if any(refusals) and not all(refusals):
             raise RuntimeError(next(text for text in refusals if text))
-        return refusals[0]
+        return Reason(code="library_refused", parameters={"error": refusals[0]}) if refusals[0] else None
 
     def _verify_barrier(self, control: Control) -> Checked:
         """The last rank of a group enters late: a rank that leaves before has not waited. Counts such ranks."""
@@ -231,12 +232,12 @@ class Prepared:
             with self.communicator.watched():  # it says then what it does, and nothing when a graph is launched
                 graphs = [[self.communicator.capture(turn)] for turn in turns]
         except LIBRARY_ERRORS as error:
-            raise UnsupportedError(f"no graph can hold {self.operation.name} here: {_said(error)}") from error
+            raise UnsupportedError("graph_refused", operation=self.operation.name, error=_one_line(error)) from error
         calls = graphs[0] if len(graphs) == 1 else Turns(graphs)
         return replace(self, calls=calls, captured=GRAPH_OPERATIONS)
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """Return an error of a library as one line."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')[:200]}"
 
@@ -244,10 +245,7 @@ def _said(error: BaseException) -> str:
 def _check_blocking(case: Case, communicator: Communicator, calls: Sequence[Call]) -> None:
     """Raise `UnsupportedError` if a graph would have to contain a wait of the host."""
     if case.graph and any(call.blocking for call in calls):
-        raise UnsupportedError(
-            f"{communicator.backend}'s {case.operation} waits on the host, which no graph can hold; "
-            "use --cadence isolated"
-        )
+        raise UnsupportedError("graph_waits", backend=communicator.backend, operation=case.operation)
 
 
 def sets_needed(message_bytes: int, cache_bytes: int) -> int:
@@ -261,7 +259,7 @@ def sets_needed(message_bytes: int, cache_bytes: int) -> int:
         UnsupportedError: it is not known.
     """
     if not cache_bytes:
-        raise UnsupportedError("the size of the last-level cache is not known on every rank; use --buffers hot")
+        raise UnsupportedError("cache_unknown")
     wanted = min(CACHES * cache_bytes, MOST_BYTES) / max(1, message_bytes)
     return min(MOST_SETS, 1 << max(0, math.ceil(math.log2(wanted))))
 
@@ -297,7 +295,7 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), s
         rotation=sets,
     )
     if operation.overlaps and case.buffers == "rotated":
-        raise UnsupportedError(f"{operation.name} and its overlap are timed on the same buffers; use --buffers hot")
+        raise UnsupportedError("overlap_rotates", operation=operation.name)
     if within is None:
         return idle
     check_ranks(operation, size)
@@ -322,19 +320,14 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), s
 def _check_root(case: Case, size: int) -> None:
     """Raise `UnsupportedError` where the root, a number within the group, is none of its ranks."""
     if case.root is not None and case.root >= size:
-        raise UnsupportedError(
-            f"root {case.root} counts within a group, and pattern {case.pattern} makes groups of {size} ranks here"
-        )
+        raise UnsupportedError("root_outside_group", root=case.root, pattern=case.pattern, size=size)
 
 
 def check_count(elements: int, communicator: Communicator) -> None:
     """Raise `UnsupportedError` where one call cannot take so many elements: it would silently move fewer."""
     most = communicator.most_elements
     if most is not None and elements > most:
-        raise UnsupportedError(
-            f"{communicator.backend} takes at most {most} elements in one call, this case has {elements}; "
-            "use a larger data type or a smaller message"
-        )
+        raise UnsupportedError("message_too_large", backend=communicator.backend, most=most, elements=elements)
 
 
 def _allocate(

@@ -49,4 +49,4 @@ class Guard(Hook):
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002 - no bucket tells what the hook sends
         """Raise UnsupportedError: the bytes of a person's own hook can only be measured."""
-        raise UnsupportedError(f"what hook {self.name} sends is measured, not predicted")
+        raise UnsupportedError("hook_bytes_unknown", hook=self.name)

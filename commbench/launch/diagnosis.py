@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from commbench.collectives.cases import Case
+from commbench.errors import Reason
 from commbench.launch.events import MAIN, RankError, Stack
 from commbench.launch.heartbeat import stack_in
 from commbench.launch.launcher_errors import (
@@ -34,7 +35,7 @@ class Diagnosis:
 
     rank: int | None
     """The failed rank, of several the first; None if the evidence names none."""
-    text: str
+    reason: Reason
     """E.g. ``rank 1 on host n1 is stopped``."""
     host: str = ""
     state: str = ""
@@ -91,10 +92,24 @@ class Ending:
     """``cut``: time ran out before the last case; ``refused``: a rank finds that the request cannot be carried out."""
     reason: str = ""
     """One sentence without its full stop; for ``ok`` a warning, or empty."""
+    cause: Reason | None = None
+    """Why a launch failed or hung; the reason of the case that was being measured."""
     failed_rank: FailedRank | None = None
     """Of a launch that failed or hung."""
     is_host_lost: bool = False
     """Whether a host is out of reach."""
+
+    @classmethod
+    def broken(
+        cls,
+        status: Literal["failed", "hung"],
+        cause: Reason,
+        *,
+        failed_rank: FailedRank | None = None,
+        is_host_lost: bool = False,
+    ) -> Ending:
+        """Return the ending of a launch that failed or hung."""
+        return cls(status=status, reason=str(cause), cause=cause, failed_rank=failed_rank, is_host_lost=is_host_lost)
 
     @property
     def is_broken(self) -> bool:
@@ -123,15 +138,16 @@ def name_ranks(ranks: Sequence[int]) -> str:
 _STATES = {"R": "runs", "S": "sleeps", "D": "waits for a device (state D)", "Z": "has ended"}
 
 
-def hang_reason(timeout_s: float, cause: str) -> str:
+def hang_reason(timeout_s: float, cause: str) -> Reason:
     """Return why a launch is hung."""
-    return f"no progress for {timeout_s:g} s: {cause}"
+    return Reason(code="no_progress", parameters={"timeout_s": f"{timeout_s:g}", "cause": cause})
 
 
 def diagnose_ranks(ranks: Sequence[int], state: str, host: str) -> Diagnosis:
     """Name the first of the ranks that are in a state, and list the others."""
     others = f" (as {'are' if len(ranks) > 2 else 'is'} {name_ranks(ranks[1:])})" if ranks[1:] else ""  # noqa: PLR2004 - grammar
-    return Diagnosis(rank=ranks[0], host=host, state=state, text=f"{name_rank(ranks[0], host)} {state}{others}")
+    reason = Reason(code="rank_stuck", subject=name_rank(ranks[0], host), parameters={"state": state, "others": others})
+    return Diagnosis(rank=ranks[0], host=host, state=state, reason=reason)
 
 
 def diagnose_silent(ranks: Sequence[int], host: str, since: str, process_state: str | None) -> Diagnosis:
@@ -151,18 +167,21 @@ def diagnose_lost_hosts(lost: Mapping[str, Sequence[int]], since: str, own_host:
     """
     hosts = ", ".join(f"{host} ({name_ranks(ranks)})" for host, ranks in lost.items())
     is_one = len(lost) == 1
-    text = f"host{'' if is_one else 's'} {hosts} {'has' if is_one else 'have'} not been heard of {since}"
-    if is_alone and not is_one:
-        text += f"; it may be {own_host} that has lost its network"
+    silent = f"host{'' if is_one else 's'} {hosts} {'has' if is_one else 'have'}"
+    suspicion = f"; it may be {own_host} that has lost its network" if is_alone and not is_one else ""
     host, ranks = next(iter(lost.items()))
-    return Diagnosis(rank=ranks[0], host=host, state=f"has not been heard of {since}", text=text, is_lost=True)
+    return Diagnosis(
+        rank=ranks[0],
+        host=host,
+        state=f"has not been heard of {since}",
+        reason=Reason(code="hosts_silent", parameters={"hosts": silent, "since": since, "suspicion": suspicion}),
+        is_lost=True,
+    )
 
 
 def diagnose_no_rank(*, is_any_heard: bool) -> Diagnosis:
     """Return the diagnosis of a hang without a rank that stands out."""
-    if is_any_heard:
-        return Diagnosis(rank=None, text="all ranks are alive and equally far; none can be told to be the cause")
-    return Diagnosis(rank=None, text="no rank has been heard of since the launch was started")
+    return Diagnosis(rank=None, reason=Reason(code="no_rank_stands_out" if is_any_heard else "no_rank_heard"))
 
 
 # --------------------------------------------------------------------------------------------------------- an exit
@@ -215,10 +234,10 @@ def diagnose_exit(
     if left and left.signal and not left.is_late:
         return _diagnose_left(left, is_out_of_memory)
     if causes:
-        return _diagnose_error(causes[0])
+        return diagnose_error(causes[0])
     lost = silent or _diagnose_lost_daemon(find_lost_daemon(text))
     if lost or (errors and not left):
-        return lost or _diagnose_error(errors[0])
+        return lost or diagnose_error(errors[0])
     if peer := find_lost_peer(text):
         return _diagnose_lost_peer(peer, processes)
     return _diagnose_unknown(stderr_lines, returncode, _diagnose_left(left, is_out_of_memory) if left else None)
@@ -227,21 +246,31 @@ def diagnose_exit(
 def _diagnose_lost_daemon(host: str) -> Diagnosis | None:
     if not host:
         return None
-    return Diagnosis(rank=None, host=host, state="lost", text=f"mpirun has lost its daemon on host {host}")
+    reason = Reason(code="daemon_lost", parameters={"host": host})
+    return Diagnosis(rank=None, host=host, state="lost", reason=reason)
 
 
 def _diagnose_left(left: RankExit, is_out_of_memory: Callable[[str], bool | None]) -> Diagnosis:
-    state = f"left with exit status {left.code}"
+    name = name_rank(left.rank, left.host)
+    reason = Reason(code="rank_left", subject=name, parameters={"status": left.code, "remedy": ""})
     if left.signal:
-        state = f"was killed by signal {left.signal} ({_SIGNALS.get(left.signal, 'see signal(7)')})"
-    if left.signal == _SIGKILL:
-        state += _OUT_OF_MEMORY[is_out_of_memory(left.host)]
-    return Diagnosis(rank=left.rank, host=left.host, state=state, text=f"{name_rank(left.rank, left.host)} {state}")
+        memory = _OUT_OF_MEMORY[is_out_of_memory(left.host)] if left.signal == _SIGKILL else ""
+        meaning = _SIGNALS.get(left.signal, "see signal(7)")
+        parameters: dict[str, str | int] = {"signal": left.signal, "meaning": meaning, "memory": memory, "remedy": ""}
+        reason = Reason(code="rank_killed", subject=name, parameters=parameters)
+    return _diagnose_rank(left.rank, left.host, reason)
 
 
-def _diagnose_error(error: RankError) -> Diagnosis:
-    state = f"raised {error.text}"
-    return Diagnosis(rank=error.rank, host=error.host, state=state, text=f"{name_rank(error.rank, error.host)} {state}")
+def _diagnose_rank(rank: int | None, host: str, reason: Reason) -> Diagnosis:
+    """Return the diagnosis whose reason has the rank as its subject; its state is the reason's predicate."""
+    return Diagnosis(rank=rank, host=host, state=str(reason).removeprefix(f"{reason.subject} "), reason=reason)
+
+
+def diagnose_error(error: RankError) -> Diagnosis:
+    """Return the diagnosis of a rank that ended itself."""
+    name = name_rank(error.rank, error.host)
+    reason = Reason(code="rank_raised", subject=name, parameters={"error": error.text})
+    return _diagnose_rank(error.rank, error.host, reason)
 
 
 def _diagnose_lost_peer(peer: LostPeer, processes: Processes) -> Diagnosis:
@@ -251,18 +280,20 @@ def _diagnose_lost_peer(peer: LostPeer, processes: Processes) -> Diagnosis:
     ]
     rank = candidates[0] if len(candidates) == 1 else None
     host = peer.host or ("" if rank is None else processes[rank][0])
-    text = f"{name_rank(rank, host)} has died: others lost their connection to it"
-    return Diagnosis(rank=rank, host=host, state="has died", text=text)
+    reason = Reason(code="rank_died", subject=name_rank(rank, host))
+    return Diagnosis(rank=rank, host=host, state="has died", reason=reason)
 
 
 def _diagnose_unknown(lines: Sequence[str], returncode: int, left: Diagnosis | None) -> Diagnosis:
     """Return an exit without another cause, or the launcher's own end, with a remedy if one is known."""
     remedy = explain(lines)
     if left:
-        return replace(left, text=f"{left.text}: {remedy}") if remedy else left
+        parameters = {**left.reason.parameters, "remedy": f": {remedy}" if remedy else ""}
+        return replace(left, reason=replace(left.reason, parameters=parameters))
+    reason = Reason(code="launcher_ended", parameters={"status": returncode, "last_line": last_line(lines)})
     if remedy:
-        return Diagnosis(rank=None, text=f"the ranks could not be started: {remedy}")
-    return Diagnosis(rank=None, text=f"the launcher ended with exit status {returncode}{last_line(lines)}")
+        reason = Reason(code="ranks_not_started", parameters={"remedy": remedy})
+    return Diagnosis(rank=None, reason=reason)
 
 
 class MemoryKills:

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Status
+from commbench.errors import Reason
 from commbench.launch.diagnosis import Ending
 from commbench.launch.events import (
     CaseFinished,
@@ -288,7 +289,8 @@ class LaunchLedger:
     def _fail_case(self, ending: Ending, case: AnyCase) -> Ending:
         self.failed_case = case
         status: Status = "hung" if ending.status == "hung" else "failed"
-        self._keep(blank_record(case, launch=self.plan.launch, status=status, reason=ending.reason))
+        reason = ending.cause or Reason.stated(ending.reason)
+        self._keep(blank_record(case, launch=self.plan.launch, status=status, reason=reason))
         self.ledger.leave_out(case, ending.reason)
         return ending.in_case(case)
 

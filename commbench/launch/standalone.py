@@ -8,13 +8,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal, NoReturn
+from dataclasses import replace
+from typing import NoReturn
 
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
 from commbench.engine.timing.loops import Progress
-from commbench.errors import InputError, LaunchError
-from commbench.launch.diagnosis import Ending, describe_place, hang_reason, name_rank
+from commbench.errors import InputError, LaunchError, Reason
+from commbench.launch.diagnosis import Ending, describe_place, diagnose_error, hang_reason, name_rank
 from commbench.launch.events import (
     MAIN,
     CasesEnded,
@@ -276,18 +277,17 @@ class _Standalone:
 
     def _report(self, error: RankError) -> None:
         """Print why this rank ends all others, and enter it on rank 0."""
-        rank = name_rank(error.rank, error.host)
-        self._say(f"{rank}: {error.text}")
+        self._say(f"{name_rank(error.rank, error.host)}: {error.text}")
         if self.launch and self.ledger and error.is_bad_input and self.launch.refuse():
             self.ledger.store.discard()
         elif self.launch:
-            self.launch.fail(Ending(status="failed", reason=f"{rank} raised {error.text}"))
+            self.launch.fail(Ending.broken("failed", diagnose_error(error).reason))
 
     def _end_hung_launch(self) -> None:
         """End the launch, from the heartbeat's thread: this rank has made no progress for the case timeout."""
         if self.launch:
             cause = "start commbench without mpirun or torchrun to learn which rank"
-            self.launch.fail(Ending(status="hung", reason=hang_reason(self.heart.limit_s or 0.0, cause)))
+            self.launch.fail(Ending.broken("hung", hang_reason(self.heart.limit_s or 0.0, cause)))
         elif self.identity.rank:
             time.sleep(AFTER_RANK_0_S)
         case = self.heart.progress.case or "starting"
@@ -308,9 +308,8 @@ class _Standalone:
             if self.interrupts == 1 and (self.identity.rank or self._finish_case()):
                 return
         if self.launch:
-            status: Literal["interrupted", "failed"] = "interrupted" if number == signal.SIGINT else "failed"
-            reason = f"ended by {number.name}: a person, a time limit or a failed rank"
-            self.launch.fail(Ending(status=status, reason=reason))
+            ending = Ending.broken("failed", Reason(code="rank_ended", parameters={"signal": number.name}))
+            self.launch.fail(replace(ending, status="interrupted") if number == signal.SIGINT else ending)
         leave(SIGNAL_CODE + number)
 
     def _finish_case(self) -> bool:

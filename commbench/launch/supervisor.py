@@ -9,6 +9,7 @@ import time
 from collections import deque
 
 from commbench.collectives.backends import MPI_BACKENDS
+from commbench.errors import Reason
 from commbench.launch.diagnosis import (
     Diagnosis,
     Ending,
@@ -93,8 +94,8 @@ class Supervisor:
         try:
             launched = Launched(command, {**os.environ, **self._launcher.environment()}, self._plan.to_json())
         except OSError as error:
-            reason = f"{command[0]} cannot be started ({error.strerror}); install it again, or load its module"
-            return Ending(status="failed", reason=reason)
+            parameters = {"program": command[0], "error": str(error.strerror)}
+            return Ending.broken("failed", Reason(code="launcher_not_started", parameters=parameters))
         self._interrupts.wake = launched.wake
         try:
             return self._watch(launched)
@@ -142,10 +143,10 @@ class Supervisor:
         self.stack_lines = self._evidence.lines()
         is_reached = launched.stop(self._handle)
         if self._is_complete:
-            return Ending(status="ok", reason=f"the ranks did not end after their last case: {hang.text}")
-        return Ending(
-            status="hung",
-            reason=hang_reason(self._watchdog.timeout, hang.text),
+            return Ending(status="ok", reason=f"the ranks did not end after their last case: {hang.reason}")
+        return Ending.broken(
+            "hung",
+            hang_reason(self._watchdog.timeout, str(hang.reason)),
             failed_rank=failed,
             is_host_lost=hang.is_lost and not is_reached,
         )
@@ -183,12 +184,12 @@ class Supervisor:
             is_out_of_memory=self._memory.is_out_of_memory,
         )
         if self._is_complete:
-            reason = f"the ranks did not leave cleanly after their last case: {diagnosis.text}"
+            reason = f"the ranks did not leave cleanly after their last case: {diagnosis.reason}"
             return Ending(status="ok", reason=reason)
         self.stack_lines = self._evidence.lines()
         printed = find_crash_report(list(self.stderr))
         failed = self._evidence.failed_rank(diagnosis, self._case, self._watchdog.processes, printed)
-        return Ending(status="failed", reason=diagnosis.text, failed_rank=failed)
+        return Ending.broken("failed", diagnosis.reason, failed_rank=failed)
 
     @property
     def _case(self) -> AnyCase | None:

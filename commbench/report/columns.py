@@ -47,6 +47,10 @@ class Flagged(Protocol):
     def reason(self) -> str:
         """One sentence if the status is not ok."""
 
+    @property
+    def reason_code(self) -> str:
+        """The code of the reason; empty in older files."""
+
 
 class Cell(NamedTuple):
     """One cell of a table."""

@@ -13,6 +13,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import FLAGS, split_flags
 from commbench.engine.records import OverlapRow, Row
+from commbench.errors import shared_cause
 from commbench.report.columns import Cell, Column, Flagged, Heading, Table, number, printed, tabulate, tone_of, words
 from commbench.report.formats import fixed, launches_of, microseconds, percent, short, time_with_interval
 from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
@@ -237,11 +238,13 @@ def _setting(rows: Sequence[Row]) -> str:
 
 
 def reasons(outcomes: Iterable[tuple[str, Flagged]]) -> list[RenderableType]:
-    """Return each reason for a missing result once, with the name and the status of its row."""
-    texts = dict.fromkeys(
-        f"{name}: {row.status}: {row.reason}" for name, row in outcomes if row.status != "ok" and row.reason
-    )
-    return [Padding(Text(text, style="dim"), (0, 0, 0, 2)) for text in texts]
+    """Return each cause of a missing result once, with the name, the status and the reason of its first row."""
+    texts: dict[tuple[str, str, str], str] = {}
+    for name, row in outcomes:
+        if row.status != "ok" and row.reason:
+            cause = shared_cause(row.reason_code, row.reason)
+            texts.setdefault((name, row.status, cause), f"{name}: {row.status}: {row.reason}")
+    return [Padding(Text(text, style="dim"), (0, 0, 0, 2)) for text in texts.values()]
 
 
 def marks_of(row: Flagged) -> str:
@@ -348,7 +351,12 @@ _STATUS = {
 
 
 def _example(rows: Sequence[Flagged]) -> str:
-    reasons = list(dict.fromkeys(row.reason.rstrip(".") for row in rows if row.reason))
+    by_cause: dict[str, str] = {}
+    for row in rows:
+        if row.reason:
+            sentence = row.reason.rstrip(".")
+            by_cause.setdefault(shared_cause(row.reason_code, sentence), sentence)
+    reasons = list(by_cause.values())
     if not reasons:
         return ""
     return f" ({reasons[0]}{f'; and {len(reasons) - 1} other reasons' if len(reasons) > 1 else ''})"

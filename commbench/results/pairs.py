@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,8 @@ from commbench import stats
 from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import join_flags
-from commbench.engine.records import SCHEMA, PairTable, Record, column
+from commbench.engine.records import SCHEMA, PairTable, Record, column, columns_of
+from commbench.errors import Reason
 from commbench.results.info import RunInfo
 from commbench.results.summary import MANY_LAUNCHES, condition_flags, joined_texts, records_by_case
 from commbench.results.tables import column_dtypes, table_of_columns
@@ -30,6 +30,7 @@ Integers = NDArray[np.int64]
 
 #: Flags of a launch that also hold for each of its pairs; others are about the times of all pairs together.
 _SHARED_FLAGS = frozenset({"oversubscribed", "late", "clock", "throttled"})
+_WRONG = str(Reason(code="pair_wrong"))
 _TEXTS = ("device", "library", "transport", "sync", "loop")
 
 
@@ -67,7 +68,7 @@ class PairRow:
     flags: str = column("warnings about the row, separated by ;", "")
 
 
-PAIR_COLUMNS = tuple(f.name for f in dataclasses.fields(PairRow))
+PAIR_COLUMNS = columns_of(PairRow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +229,7 @@ def pair_columns(matrix: Matrix, info: RunInfo) -> dict[str, Iterable[Any]]:
         "ratio_to_typical": _plain(matrix.ratio_to_typical),
         "wrong": [None if np.isnan(count) else int(count) for count in matrix.wrong],
         "status": np.where(matrix.is_sound, "ok", "wrong").tolist(),
-        "reason": ["" if sound else "the data differs from the known answer" for sound in matrix.is_sound],
+        "reason": ["" if sound else _WRONG for sound in matrix.is_sound],
         "flags": _flags(matrix, launches, info),
     }
     return {name: each[name] if name in each else repeat(shared[name], len(matrix.source)) for name in PAIR_COLUMNS}

@@ -9,8 +9,8 @@ from commbench.collectives.backends import NCCL_BACKENDS
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.engine.records import Record, Status
-from commbench.errors import InputError
+from commbench.engine.records import Record, Status, without_result
+from commbench.errors import InputError, Reason
 from commbench.schema import JsonMapping
 
 AnyCase = Case | TrainingCase
@@ -44,12 +44,12 @@ def _kind_of(data: JsonMapping) -> Any:  # noqa: ANN401 - JSON
     return TrainingRecord.kind if isinstance(case, Mapping) and "workload" in case else Record.kind
 
 
-def blank_record(case: AnyCase, *, launch: int, status: Status, reason: str) -> AnyRecord:
+def blank_record(case: AnyCase, *, launch: int, status: Status, reason: Reason) -> AnyRecord:
     """Return the record of a case that was not measured, because of ``reason``."""
     if isinstance(case, TrainingCase):
         device = "" if case.backend in NCCL_BACKENDS else "cpu"
-        return TrainingRecord(case=case, launch=launch, device=device, status=status, reason=reason)
-    return Record(case=case, launch=launch, status=status, reason=reason)
+        return without_result(TrainingRecord(case=case, launch=launch, device=device), status, reason)
+    return without_result(Record(case=case, launch=launch), status, reason)
 
 
 def collective_records(records: Iterable[AnyRecord]) -> tuple[Record, ...]:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from commbench import stats
@@ -71,6 +72,29 @@ class Launched(Protocol):
     @property
     def reason(self) -> str:
         """One sentence where it is not ok."""
+
+    @property
+    def reason_code(self) -> str:
+        """The code of the reason; empty in older files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Status and reason of a case over all launches, as fields of its row."""
+
+    status: str = "ok"
+    reason: str = ""
+    reason_code: str = ""
+
+    @classmethod
+    def of(cls, record: Launched) -> "Outcome":
+        """Return the outcome of a case that ended as one of its records did."""
+        return cls(status=record.status, reason=record.reason, reason_code=record.reason_code)
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the case has a result."""
+        return self.status == "ok"
 
 
 class Metered(Protocol):
@@ -214,11 +238,11 @@ def _overlap_row(row: Row, overlaps: Sequence[Overlap]) -> OverlapRow:
 
 
 def _summarise(records: Sequence[Record], info: RunInfo) -> Row:
-    status, reason = _outcome(records)
-    timed = _timed(records, ("ok", "wrong") if status == "wrong" else ("ok",))
+    outcome = _outcome(records)
+    timed = _timed(records, ("ok", "wrong") if outcome.status == "wrong" else ("ok",))
     row = _with_conditions(_requested(records[-1].case, info), timed or records)
     wrong = _total(r.wrong for r in (timed or records))
-    row = dataclasses.replace(_with_times(row, timed), wrong=wrong, status=status, reason=reason)
+    row = dataclasses.replace(_with_times(row, timed), wrong=wrong, **vars(outcome))
     algbw, busbw = _bandwidths(row)
     flags = join_flags(_flags(row, timed, info))
     return dataclasses.replace(row, osu_bytes=_osu_bytes(row), algbw_GBps=algbw, busbw_GBps=busbw, flags=flags)
@@ -228,23 +252,24 @@ def _timed(records: Iterable[Record], statuses: Sequence[str]) -> list[Record]:
     return [record for record in records if record.status in statuses and len(record.times_us)]
 
 
-def _outcome(records: Sequence[Record]) -> tuple[str, str]:
-    """Status and reason of a case: wrong if any launch is, else ok if any is and the latest did not fail."""
+def _outcome(records: Sequence[Record]) -> Outcome:
+    """Return the outcome of a case: wrong if any launch is, else ok if any is and the latest did not fail."""
     wrong = [record for record in records if record.status == "wrong"]
     if wrong:
         counted = (
             f"{_total(r.wrong for r in wrong) or 0} elements were wrong in {len(wrong)} of {len(records)} launches."
         )
-        return "wrong", next((record.reason for record in wrong if record.reason), counted)
+        stated = next((record for record in wrong if record.reason), None)
+        return Outcome.of(stated) if stated else Outcome(status="wrong", reason=counted)
     return last_outcome(records)
 
 
-def last_outcome(records: Sequence[Launched]) -> tuple[str, str]:
-    """Status and reason of a case without wrong data: ok if any launch is and the latest did not fail."""
+def last_outcome(records: Sequence[Launched]) -> Outcome:
+    """Return the outcome of a case without wrong data: ok if any launch is and the latest did not fail."""
     last = records[-1]
     if last.status in {"failed", "hung"} or all(record.status != "ok" for record in records):
-        return last.status, last.reason
-    return "ok", ""
+        return Outcome.of(last)
+    return Outcome()
 
 
 def _requested(case: Case, info: RunInfo) -> Row:

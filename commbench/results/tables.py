@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from commbench.engine.records import COLUMNS
+from commbench.engine.records import COLUMNS, columns_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -47,9 +46,9 @@ _DTYPES = {int: "Int64", float: "Float64", bool: "boolean", str: "string[python]
 
 
 def column_dtypes(row_class: type[Any]) -> dict[str, str]:
-    """Return the pandas type of each field of a row's dataclass: Int64, Float64, boolean or string[python]."""
+    """Return the pandas type of each column of a row's dataclass: Int64, Float64, boolean or string[python]."""
     hints = get_type_hints(row_class)
-    types = {field.name: hints[field.name] for field in dataclasses.fields(row_class)}
+    types = {name: hints[name] for name in columns_of(row_class)}
     return {
         name: _DTYPES[next((part for part in get_args(kind) if part is not type(None)), kind)]
         for name, kind in types.items()

@@ -14,7 +14,7 @@ from commbench import stats
 from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.info import RunInfo
-from commbench.results.summary import last_outcome, records_by_case
+from commbench.results.summary import Outcome, last_outcome, records_by_case
 from commbench.stats import Interval
 
 #: A loss is the mean over the last tenth of the steps.
@@ -46,15 +46,15 @@ class Trained:
         return stats.launch_interval(list(self.steps_ms.values()))
 
     @property
-    def outcome(self) -> tuple[str, str]:
+    def outcome(self) -> Outcome:
         """Status and reason of the configuration."""
         wrong = next((record for record in self.records if record.status == "wrong"), None)
-        return ("wrong", wrong.reason) if wrong else last_outcome(self.records)
+        return Outcome.of(wrong) if wrong else last_outcome(self.records)
 
     @property
     def is_ok(self) -> bool:
         """Whether it ended well and there is a time."""
-        return self.outcome[0] == "ok" and bool(self.timed)
+        return self.outcome.is_ok and bool(self.timed)
 
     def sample_ms(self, launches: Iterable[int]) -> list[float]:
         """The median time per sample in each of ``launches``."""

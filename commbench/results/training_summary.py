@@ -161,13 +161,12 @@ def _supported(verdict: str, interval: stats.Interval | None) -> str:
 def _row(
     trained_case: Trained, local: Trained | None, losses: Mapping[tuple[str, int], EqualLosses], info: RunInfo
 ) -> TrainingRow:
-    status, reason = trained_case.outcome
     timed = list(trained_case.timed.values())
     row = _with_conditions(_requested(trained_case.case, info), timed or trained_case.records)
     if timed:
         row = _with_steps(row, trained_case)
     row = _with_learning(_with_parts(row, timed), trained_case, losses)
-    return dataclasses.replace(_with_local_step(row, trained_case, local), status=status, reason=reason)
+    return dataclasses.replace(_with_local_step(row, trained_case, local), **vars(trained_case.outcome))
 
 
 def _requested(case: TrainingCase, info: RunInfo) -> TrainingRow:

@@ -161,7 +161,7 @@ class _Compared:
         case = baseline_case([one.case for one in members], info)
         base = known.get(case.key)
         if base is None or not base.is_ok:
-            why = {case: base.outcome[1] if base else "it was not trained"}
+            why = {case: base.outcome.reason if base else "it was not trained"}
             return cls(case=case, baseline=None, alternatives=(), losses={}, unfit=why)
         most = info.get("max_loss_increase") if max_loss_increase is None else max_loss_increase
         others = [one for one in members if one is not base and one.case.hook not in INSTRUMENTS]
@@ -204,7 +204,7 @@ def _unfit(
 ) -> str:
     """Why a configuration may not be recommended; empty if it may."""
     if not one.is_ok:
-        return one.outcome[1] or "it was not timed"
+        return one.outcome.reason or "it was not timed"
     if not paired_sample_ms(one, base)[0]:
         return "no launch has both it and the default"
     timed = list(one.timed.values())

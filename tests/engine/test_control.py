@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from commbench.engine.control import ThreadControl, agree_on, gather_everywhere, run_threads
-from commbench.errors import UnsupportedError
+from commbench.errors import Reason, UnsupportedError
 
 
 def test_values_are_gathered_by_rank() -> None:
@@ -32,16 +32,19 @@ def test_everybody_learns_everything() -> None:
 def test_what_one_rank_cannot_do_none_does(refusing: set[int]) -> None:
     """Give every rank what it has found, or the sentence of the first rank that cannot."""
 
-    def work(control: ThreadControl) -> tuple[int | None, str]:
+    def work(control: ThreadControl) -> int | Reason:
         def find() -> int:
             if control.rank in refusing:
-                raise UnsupportedError(f"rank {control.rank} cannot")
+                raise UnsupportedError("missing", backend=f"rank {control.rank}", what="reduce")
             return control.rank
 
         return agree_on(control, find)
 
-    expected = [(None, f"rank {min(refusing)} cannot")] * 3 if refusing else [(rank, "") for rank in range(3)]
-    assert expected == run_threads(3, work)
+    results = run_threads(3, work)
+    if refusing:
+        assert [f"rank {min(refusing)} has no reduce"] * 3 == list(map(str, results))
+    else:
+        assert [0, 1, 2] == results
 
 
 def test_nobody_leaves_a_barrier_early() -> None:

@@ -76,7 +76,12 @@ def test_what_a_backend_cannot_do_is_a_row() -> None:
     """Record the reason and go on with the next case."""
     script = replace(EXACT, unsupported=("all_gather",))
     refused, measured = FakeRun(script=script).launch([fake_case("all_gather"), fake_case()])
-    assert ("unsupported", "fake has no all_gather", ()) == (refused.status, refused.reason, tuple(refused.times_us))
+    assert ("unsupported", "fake has no all_gather", "missing", ()) == (
+        refused.status,
+        refused.reason,
+        refused.reason_code,
+        tuple(refused.times_us),
+    )
     assert "ok" == measured.status
 
 
@@ -85,12 +90,12 @@ def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPa
 
     def reduce(self: FakeCommunicator, send: FakeBuffer, receive: FakeBuffer | None, *_: Any) -> Call:
         if self.rank == 1:
-            raise UnsupportedError("only this rank has no reduce")
+            raise UnsupportedError("missing", backend="this rank", what="reduce")
         return self._fake("reduce", send, receive)
 
     monkeypatch.setattr(FakeCommunicator, "reduce", reduce)
     refused, measured = FakeRun(ranks=3).launch([fake_case("reduce", root=0), fake_case()])
-    assert ("unsupported", "only this rank has no reduce") == (refused.status, refused.reason)
+    assert ("unsupported", "this rank has no reduce") == (refused.status, refused.reason)
     assert "ok" == measured.status
 
 

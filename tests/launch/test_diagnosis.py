@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from commbench.errors import Reason
 from commbench.launch.diagnosis import Diagnosis, MemoryKills, diagnose_exit
 from commbench.launch.events import RankError
 
@@ -71,8 +72,8 @@ SRUN_EXIT = "rank 1 on host n1 left with exit status 7"
 def test_the_launcher_names_the_rank(stderr: str, expected: str) -> None:
     """Read the messages of real launchers."""
     diagnosis = diagnose_exit(stderr.splitlines(), [], 1, {1: ("n1", 4146)})
-    assert (1, expected) == (diagnosis.rank, diagnosis.text)
-    assert diagnosis.text.endswith(diagnosis.state)
+    assert (1, expected) == (diagnosis.rank, str(diagnosis.reason))
+    assert str(diagnosis.reason).endswith(diagnosis.state)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +127,13 @@ def test_the_rank_that_closed_a_socket_failed_not_the_rank_that_found_it_closed(
     assert (1, "n1", "rank 1 on host n1 has died: others lost their connection to it") == (
         diagnosis.rank,
         diagnosis.host,
-        diagnosis.text,
+        str(diagnosis.reason),
     )
     diagnosis = diagnose_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2), 2: ("n1", 3)})
     assert (None, "", "a rank has died: others lost their connection to it") == (
         diagnosis.rank,
         diagnosis.host,
-        diagnosis.text,
+        str(diagnosis.reason),
     )
     assert 1 == diagnose_exit([*lines, *OPENMPI_SIGNAL.splitlines()], [], 14).rank
 
@@ -142,9 +143,9 @@ def test_the_rank_at_the_other_end_failed_not_the_rank_that_lost_it() -> None:
     lines = OPENMPI_PEER.splitlines()
     text = "rank 1 on host n1 has died: others lost their connection to it"
     diagnosis = diagnose_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2)})
-    assert (1, text) == (diagnosis.rank, diagnosis.text)
+    assert (1, text) == (diagnosis.rank, str(diagnosis.reason))
     diagnosis = diagnose_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2), 2: ("n1", 3)})
-    assert (None, text.replace("rank 1", "a rank")) == (diagnosis.rank, diagnosis.text)
+    assert (None, text.replace("rank 1", "a rank")) == (diagnosis.rank, str(diagnosis.reason))
     assert 1 == diagnose_exit([*lines, *OPENMPI_SIGNAL.splitlines()], [], 14).rank
 
 
@@ -168,8 +169,8 @@ def error(rank: int, text: str) -> RankError:
 def test_the_error_of_a_rank_comes_before_an_exit_status() -> None:
     """Quote the rank that raised."""
     diagnosis = diagnose_exit(OPENMPI_ABORT.splitlines(), [error(1, "ValueError: boom")], 1)
-    text = "rank 1 on host n1 raised ValueError: boom"
-    assert Diagnosis(rank=1, host="n1", state="raised ValueError: boom", text=text) == diagnosis
+    reason = Reason(code="rank_raised", subject="rank 1 on host n1", parameters={"error": "ValueError: boom"})
+    assert Diagnosis(rank=1, host="n1", state="raised ValueError: boom", reason=reason) == diagnosis
 
 
 def test_a_killed_rank_comes_before_partners_that_raise() -> None:
@@ -189,10 +190,8 @@ def test_a_lost_connection_comes_after_another_error() -> None:
 def test_an_unknown_end_quotes_the_last_line() -> None:
     """Say what is known where no rank can be named."""
     said = "the launcher ended with exit status 66: prterun was unable to find the program"
-    assert Diagnosis(rank=None, text=said) == diagnose_exit(
-        ["prterun was unable to find the program", "------"], [], 66
-    )
-    assert "the launcher ended with exit status 3" == diagnose_exit([], [], 3).text
+    assert said == str(diagnose_exit(["prterun was unable to find the program", "------"], [], 66).reason)
+    assert "the launcher ended with exit status 3" == str(diagnose_exit([], [], 3).reason)
 
 
 OPENMPI_LOST = """
@@ -201,7 +200,9 @@ PRTE has lost communication with a remote daemon.
   HNP daemon   : [prterun-host0-107@0,0] on node host0
   Remote daemon: [prterun-host0-107@0,2] on node host2
 """
-SILENT = Diagnosis(rank=2, host="host2", state="is silent", text="host host2 (rank 2) is silent", is_lost=True)
+SILENT = Diagnosis(
+    rank=2, host="host2", state="is silent", reason=Reason.stated("host host2 (rank 2) is silent"), is_lost=True
+)
 
 
 def test_a_silent_rank_comes_before_partners_that_raise() -> None:
@@ -215,7 +216,7 @@ def test_a_host_whose_daemon_is_lost_is_named() -> None:
     """Name the host that mpirun has lost, and its rank where that is known."""
     assert SILENT == diagnose_exit(OPENMPI_LOST.splitlines(), [], 1, silent=SILENT)
     diagnosis = diagnose_exit(OPENMPI_LOST.splitlines(), [], 1)
-    assert ("host2", "mpirun has lost its daemon on host host2") == (diagnosis.host, diagnosis.text)
+    assert ("host2", "mpirun has lost its daemon on host host2") == (diagnosis.host, str(diagnosis.reason))
 
 
 @pytest.mark.parametrize(("before", "after", "hint"), [(3, 4, ", by the kernel for"), (3, 3, ", not for lack of")])
@@ -227,9 +228,9 @@ def test_a_kill_for_lack_of_memory_is_told_from_another(tmp_path: Path, before: 
     vmstat.write_text(f"pgfault 9\noom_kill {after}\n")
     here, there = os.uname().nodename, OPENMPI_SIGNAL
     told = diagnose_exit(there.replace("n1", here).splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory)
-    assert hint in told.text
+    assert hint in str(told.reason)
     told = diagnose_exit(there.splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory)
-    assert told.text.endswith("; the system may have run out of memory")
+    assert str(told.reason).endswith("; the system may have run out of memory")
 
 
 def test_a_kernel_that_does_not_count_leaves_it_open(tmp_path: Path) -> None:
@@ -243,4 +244,4 @@ def test_an_exit_is_explained_where_the_launcher_says_more() -> None:
     """Add what is known of the reason."""
     lines = [*OPENMPI_EXIT.splitlines(), "/usr/bin/python: No module named commbench"]
     expected = "rank 1 left with exit status 7: commbench is not installed for the Python that the ranks run; "
-    assert diagnose_exit(lines, [], 7).text.startswith(expected)
+    assert str(diagnose_exit(lines, [], 7).reason).startswith(expected)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+from commbench.errors import Reason
 from commbench.launch.diagnosis import Diagnosis
 from commbench.launch.events import Heartbeat
 from commbench.launch.watchdog import GAP_S, Watchdog
@@ -107,6 +108,12 @@ def test_a_second_case_is_no_start_any_more() -> None:
 SILENT = f"has not been heard of for {TIMEOUT:.0f} s"
 
 
+def stuck(rank: int, subject: str, state: str, host: str = "") -> Diagnosis:
+    """Return the diagnosis of one rank that makes no progress."""
+    reason = Reason(code="rank_stuck", subject=subject, parameters={"state": state, "others": ""})
+    return Diagnosis(rank=rank, host=host, state=state, reason=reason)
+
+
 def test_the_silent_rank_has_failed() -> None:
     """Name the rank that is not heard, although another is further behind; say what is seen of its process."""
     play = Play(3, hosts=["n0"] * 3)
@@ -117,7 +124,7 @@ def test_the_silent_rank_has_failed() -> None:
     play.go_on(0.5)
     hang = play.go_on(30, silent=[2])
     state = f"{SILENT} although its process runs"
-    assert Diagnosis(rank=2, host="n0", state=state, text=f"rank 2 on host n0 {state}") == hang
+    assert stuck(2, "rank 2 on host n0", state, host="n0") == hang
 
 
 def test_a_host_that_is_silent_is_lost() -> None:
@@ -125,7 +132,14 @@ def test_a_host_that_is_silent_is_lost() -> None:
     play = Play(4, hosts=["n0", "n0", "n1", "n2"])
     play.go_on(1)
     hang = play.go_on(30, silent=[3])
-    assert Diagnosis(rank=3, host="n2", state=SILENT, text=f"host n2 (rank 3) {SILENT}", is_lost=True) == hang
+    assert hang is not None
+    assert (3, "n2", SILENT, f"host n2 (rank 3) {SILENT}", True) == (
+        hang.rank,
+        hang.host,
+        hang.state,
+        str(hang.reason),
+        hang.is_lost,
+    )
 
 
 def test_a_silent_host_names_all_its_ranks() -> None:
@@ -134,7 +148,7 @@ def test_a_silent_host_names_all_its_ranks() -> None:
     play.go_on(1)
     hang = play.go_on(30, silent=[1, 2, 3, 4])
     assert hang is not None
-    assert f"hosts n1 (ranks 1, 2), n2 (rank 3) {SILENT}".replace("has", "have") == hang.text
+    assert f"hosts n1 (ranks 1, 2), n2 (rank 3) {SILENT}".replace("has", "have") == str(hang.reason)
 
 
 def test_the_host_that_watches_may_be_the_one_cut_off() -> None:
@@ -143,14 +157,14 @@ def test_the_host_that_watches_may_be_the_one_cut_off() -> None:
     play.go_on(1)
     hang = play.go_on(30, silent=[1, 2])
     assert hang is not None
-    assert hang.text.endswith("for 10 s; it may be n0 that has lost its network")
+    assert str(hang.reason).endswith("for 10 s; it may be n0 that has lost its network")
 
 
 def test_a_rank_never_heard_has_failed() -> None:
     """Name a rank whose host has not come up."""
     hang = Play(2).go_on(30, silent=[1])
     state = "has not been heard of since the start"
-    assert Diagnosis(rank=1, state=state, text=f"rank 1 {state}") == hang
+    assert stuck(1, "rank 1", state) == hang
 
 
 def test_a_rank_known_otherwise_has_a_host_before_its_first_heartbeat() -> None:
@@ -159,7 +173,7 @@ def test_a_rank_known_otherwise_has_a_host_before_its_first_heartbeat() -> None:
     play.watchdog.introduce(1, "n0", 101)
     hang = play.go_on(30, silent=[1])
     assert hang is not None
-    assert "rank 1 on host n0 has not been heard of since the start" == hang.text
+    assert "rank 1 on host n0 has not been heard of since the start" == str(hang.reason)
 
 
 def test_a_stopped_process_has_failed_even_if_all_are_equally_far() -> None:
@@ -168,7 +182,7 @@ def test_a_stopped_process_has_failed_even_if_all_are_equally_far() -> None:
     play.go_on(1)
     play.states[0] = "T"
     hang = play.go_on(30)
-    assert Diagnosis(rank=0, host="n0", state="is stopped", text="rank 0 on host n0 is stopped") == hang
+    assert stuck(0, "rank 0 on host n0", "is stopped", host="n0") == hang
 
 
 def test_the_rank_furthest_behind_has_failed() -> None:
@@ -177,7 +191,7 @@ def test_the_rank_furthest_behind_has_failed() -> None:
     play.counts = {0: (8, 7, 2), 1: (7, 7, 2), 2: (8, 7, 2)}
     hang = play.go_on(30)
     assert hang is not None
-    assert (1, "n1", "rank 1 on host n1 is furthest behind") == (hang.rank, hang.host, hang.text)
+    assert (1, "n1", "rank 1 on host n1 is furthest behind") == (hang.rank, hang.host, str(hang.reason))
 
 
 def test_an_earlier_case_is_further_behind_than_a_smaller_count() -> None:
@@ -195,7 +209,7 @@ def test_among_equals_the_idle_one_has_failed() -> None:
     play.go_on(1)
     hang = play.go_on(30, idle=[1])
     assert hang is not None
-    assert (1, "rank 1 on host n1 is idle while the others wait for it") == (hang.rank, hang.text)
+    assert (1, "rank 1 on host n1 is idle while the others wait for it") == (hang.rank, str(hang.reason))
 
 
 @pytest.mark.parametrize(("idle", "polls"), [([], True), ([1], False)], ids=["all poll", "waiting sleeps"])
@@ -205,7 +219,10 @@ def test_no_rank_is_named_without_evidence(idle: list[int], polls: bool) -> None
     play.watchdog.case(0.0, polls=polls)
     hang = play.go_on(30, idle=idle)
     assert hang is not None
-    assert (None, "all ranks are alive and equally far; none can be told to be the cause") == (hang.rank, hang.text)
+    assert (None, "all ranks are alive and equally far; none can be told to be the cause") == (
+        hang.rank,
+        str(hang.reason),
+    )
 
 
 def test_a_launch_that_is_never_heard_is_hung() -> None:
@@ -213,7 +230,7 @@ def test_a_launch_that_is_never_heard_is_hung() -> None:
     hang = Play(2).go_on(30, silent=[0, 1])
     assert hang is not None
     assert hang.rank is None
-    assert "no rank has been heard of" in hang.text
+    assert "no rank has been heard of" in str(hang.reason)
 
 
 def test_time_in_which_the_conductor_was_stopped_does_not_count() -> None:

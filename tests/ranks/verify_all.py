@@ -17,6 +17,7 @@ from commbench.engine.control import Control, agree_on, gather_everywhere
 from commbench.engine.setup import Prepared, prepare
 from commbench.engine.timing.loops import Call, Progress
 from commbench.engine.timing.sync import SyncPlan
+from commbench.errors import Reason
 
 #: A number that no library likes; the least is tried in these types too.
 ELEMENTS_PER_RANK, OFTEN = 301, ("float32", "int8")
@@ -70,8 +71,8 @@ def prepared_everywhere(
     case: Case, communicator: Communicator, control: Control, hosts: Sequence[str]
 ) -> Prepared | str:
     """The case made ready, or why some rank cannot: then no rank goes on."""
-    prepared, refusal = agree_on(control, lambda: prepare(case, communicator, hosts))
-    return refusal or prepared or ""
+    prepared = agree_on(control, lambda: prepare(case, communicator, hosts))
+    return str(prepared) if isinstance(prepared, Reason) else prepared
 
 
 def natively_wrong(prepared: Prepared, control: Control) -> int:
@@ -92,7 +93,7 @@ def findings(
         return
     checked = prepared.verify(control, shared_clock=True)
     if checked.refusal:
-        yield "refused", checked.refusal
+        yield "refused", str(checked.refusal)
         return
     yield "clean", checked.wrong
     chosen = holders(prepared)[number % len(holders(prepared))]

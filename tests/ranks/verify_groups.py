@@ -57,7 +57,7 @@ def findings(case: Case, number: int, communicator: Communicator, hosts: str, co
         return {"refused": prepared}
     clean = prepared.verify(control, shared_clock=True)
     if clean.refusal:
-        return {"refused": clean.refusal}
+        return {"refused": str(clean.refusal)}
     timer = communicator.timer("auto", SyncPlan(method="barrier"), Progress())
     native = prepared.verify(control, shared_clock=True, timer=timer)
     idle = replace(prepared, calls=[Call(run=lambda: None)]).verify(control, shared_clock=True)

@@ -3,8 +3,7 @@
 from string import Formatter
 
 from commbench.analysis.prediction.forecast import COLUMNS, CollectiveForecast, StepForecast, row_to_json
-from commbench.analysis.prediction.reasons import SENTENCES, Reason, UnpredictedError
-from commbench.errors import InputError
+from commbench.errors import SENTENCES, InputError, Reason, UnpredictedError
 from commbench.report.prediction import unpredicted
 from commbench.results.tables import csv_text
 

@@ -8,17 +8,19 @@ from builders import make_case, make_record
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.errors import InputError
+from commbench.errors import InputError, Reason
 from commbench.results.record_types import AnyCase, blank_record, collective_records, read_record, training_records
 
+STOPPED = Reason(code="rank_stuck", subject="rank 1", parameters={"state": "is stopped", "others": ""})
 CASES = [make_case(), TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook="topk", density=0.01)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_blank_record_is_of_its_cases_kind(case: AnyCase) -> None:
     """State the case, the launch and why there is no more, and read it back."""
-    record = blank_record(case, launch=3, status="hung", reason="rank 1 is stopped")
+    record = blank_record(case, launch=3, status="hung", reason=STOPPED)
     assert (case, 3, "hung", "rank 1 is stopped") == (record.case, record.launch, record.status, record.reason)
+    assert "rank_stuck" == record.reason_code
     assert type(record) is type(read_record(json.loads(json.dumps(record.to_json()))))
     assert isinstance(record, TrainingRecord) == isinstance(case, TrainingCase)
 
@@ -27,17 +29,19 @@ def test_a_blank_record_is_of_its_cases_kind(case: AnyCase) -> None:
 def test_a_blank_record_names_no_gpu(backend: str, device: str) -> None:
     """Leave the device empty where nobody came to tell which GPU it was."""
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, backend=backend)
-    record = blank_record(case, launch=0, status="hung", reason="rank 1 is stopped")
+    record = blank_record(case, launch=0, status="hung", reason=STOPPED)
     assert isinstance(record, TrainingRecord)
     assert device == record.device
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_line_states_its_kind(case: AnyCase) -> None:
-    """Write the kind, and read a line of schema 1, which has none, by its case."""
-    data = blank_record(case, launch=0, status="failed", reason="x").to_json()
+    """Write the kind and the code of the reason; read a line of an older version, which has neither."""
+    data = blank_record(case, launch=0, status="failed", reason=STOPPED).to_json()
     assert data.pop("kind") == ("training" if isinstance(case, TrainingCase) else "collective")
-    assert case == read_record(data).case
+    assert "rank_stuck" == data.pop("reason_code")
+    record = read_record(data)
+    assert (case, "rank 1 is stopped", "") == (record.case, record.reason, record.reason_code)
 
 
 @pytest.mark.parametrize("kind", ["matrix", None, ["training"]])

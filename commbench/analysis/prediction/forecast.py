@@ -19,11 +19,10 @@ from commbench.analysis.prediction.larger import (
     local_step_ms,
     model_on_own_cores,
 )
-from commbench.analysis.prediction.reasons import Reason
 from commbench.analysis.prediction.uncertainty import UncertainSteps
 from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
-from commbench.errors import InputError
+from commbench.errors import InputError, Reason
 from commbench.hooks.registry import TOP_K, parse_hook
 from commbench.schema import JsonObject
 from commbench.units import algbw_GBps, format_link_rate, format_size

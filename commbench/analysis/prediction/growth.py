@@ -16,7 +16,7 @@ from commbench.analysis.prediction.curves import ASSUMED_ERROR, Curve
 from commbench.analysis.prediction.fits import LEVEL, log_half_width
 from commbench.analysis.prediction.hops import FittedHop, MeasuredCurve, closed_forms_of, fit_hop
 from commbench.analysis.prediction.links import Link
-from commbench.analysis.prediction.reasons import Code, UnpredictedError
+from commbench.errors import UnpredictedError
 from commbench.stats import Floats
 from commbench.units import format_size
 
@@ -166,7 +166,7 @@ class GrowingCurve:
         Raises:
             InputError: they cannot be predicted.
         """
-        code: Code | None = None
+        code: str | None = None
         if self.pattern != "flat" and (world_size % ranks_per_node or world_size <= ranks_per_node):
             code = "hosts_incomplete"
         elif world_size <= ranks_per_node:

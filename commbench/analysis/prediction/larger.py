@@ -18,14 +18,13 @@ from commbench.analysis.prediction.hops import GROWING_PATTERNS, MeasuredCurve
 from commbench.analysis.prediction.links import WITHIN_HOST, Link, link_of
 from commbench.analysis.prediction.messages import HookCost
 from commbench.analysis.prediction.network import SERVERS, CurveKey, Network, NetworkModel
-from commbench.analysis.prediction.reasons import UnpredictedError
 from commbench.analysis.prediction.steps import StepModel, StepPrediction
 from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of, hook_position
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.engine.records import Record
-from commbench.errors import InputError, noting
+from commbench.errors import InputError, UnpredictedError, noting
 from commbench.hooks.registry import TOP_K, parse_hook
 from commbench.results.info import RunInfo
 

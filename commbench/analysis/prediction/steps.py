@@ -17,14 +17,13 @@ from commbench.analysis.prediction.calibration import (
 )
 from commbench.analysis.prediction.messages import HookCost, messages_of
 from commbench.analysis.prediction.network import Network
-from commbench.analysis.prediction.reasons import UnpredictedError
 from commbench.analysis.prediction.timeline import BucketPrediction, BucketWork, overlapped, serial
 from commbench.collectives.datatypes import DTYPES
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
 from commbench.ddp.plan.layout import case_layout
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
-from commbench.errors import InputError
+from commbench.errors import InputError, UnpredictedError
 from commbench.hooks.message import FLOAT32_BYTES, Message, Shapes
 from commbench.hooks.registry import find_hook
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.flags import check_flags
-from commbench.engine.records import SCHEMA, Clocks, Status, column
+from commbench.engine.records import SCHEMA, Clocks, Status, column, columns_of, no_column
 from commbench.errors import InputError
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
 
@@ -47,6 +47,8 @@ class TrainingRecord:
     launch: int
     status: Status = "ok"
     reason: str = ""
+    reason_code: str = ""
+    """As in `commbench.engine.records.Record`."""
 
     seed: int = 0
     """Of initial weights and data; the same for all configurations of a launch."""
@@ -200,6 +202,7 @@ class TrainingRow:
     energy_J: float | None = column("energy of one step; energy_of in samples.jsonl names the meters")  # noqa: N815 - a unit
     status: str = column("ok, unsupported, failed, hung or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
+    reason_code: str = no_column()
     flags: str = column("warnings about the row, separated by ;", "")
 
 
@@ -233,5 +236,5 @@ class BucketRow:
     compress_ms: float | None = column("compressing and decompressing, mean over ranks")
 
 
-DDP_COLUMNS = tuple(f.name for f in dataclasses.fields(TrainingRow))
-BUCKET_COLUMNS = tuple(f.name for f in dataclasses.fields(BucketRow))
+DDP_COLUMNS = columns_of(TrainingRow)
+BUCKET_COLUMNS = columns_of(BucketRow)

@@ -238,7 +238,7 @@ class NativeTimer:
             CommbenchError: the library reported an error from one of the calls.
         """
         if any(not call.rows for call in calls):
-            raise UnsupportedError("this operation has no native form; use --loop python")
+            raise UnsupportedError("native_form_missing")
         start = np.zeros(repetitions, dtype=np.int64)
         end = np.zeros(repetitions, dtype=np.int64)
         late = np.zeros(repetitions, dtype=np.bool_)

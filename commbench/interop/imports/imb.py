@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commbench.collectives.operations import OPERATIONS, Operation
+from commbench.errors import Reason
 from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
     PAIR_MEAN,
@@ -165,6 +166,5 @@ def _timed(
         rank_mean_us=number(line["t_avg[usec]"]) if "t_avg[usec]" in line else None,
         repetitions=whole_number(line["#repetitions"]),
         wrong=0 if defects == 0 else None,
-        status="wrong" if defects else "ok",
-        reason="IMB found defects." if defects else "",
+        failure=Reason(code="imported_defects") if defects else None,
     )

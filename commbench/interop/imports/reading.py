@@ -14,8 +14,8 @@ from commbench.collectives.composed import MATRIX, operation_in_pattern
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import Operation
 from commbench.collectives.patterns import check_pattern, makes_groups
-from commbench.engine.records import Record, Stated
-from commbench.errors import InputError, UnsupportedError
+from commbench.engine.records import Record, Stated, without_result
+from commbench.errors import InputError, Reason, UnsupportedError
 
 #: Prefixes that launchers add to lines: mpirun --tag-output and srun --label.
 _LABEL = re.compile(r"^(\[\d+,\d+\]<std(out|err)>:|\s{0,3}\d+: ) ?")
@@ -210,8 +210,8 @@ class Timed:
     graph: bool = False
     rank_mean_us: float | None = None
     wrong: int | None = None
-    status: str = "ok"
-    reason: str = ""
+    failure: Reason | None = None
+    """Why the data is wrong, where the tool states no number of wrong elements."""
     repetitions: int | None = None
     min_us: float | None = None
     p25_us: float | None = None
@@ -235,7 +235,7 @@ class Timed:
             raise LeftOutError("a time or rate of 0 is below what the tool resolves")
         if self.ranks < operation.minimum_ranks:
             raise LeftOutError(f"{self.operation} on {self.ranks} rank has nothing to measure")
-        return Record(
+        record = Record(
             case=Case(
                 backend=self.backend,
                 operation=self.operation,
@@ -250,14 +250,13 @@ class Timed:
                 graph=self.graph,
             ),
             launch=0,
-            status="wrong" if self.wrong or self.status == "wrong" else "ok",
-            reason=self.reason,
+            status="wrong" if self.wrong else "ok",
             group=f"0-{self.ranks - 1}" if self.ranks > 1 else "0",
             group_size=self.ranks,
             times_us=[self.time_us],
             rank_mean_us=[] if self.rank_mean_us is None else [self.rank_mean_us],
             wrong=self.wrong,
-            flags=("imported",) if self.wrong is not None or self.status == "wrong" else ("unverified", "imported"),
+            flags=("imported",) if self.wrong is not None or self.failure else ("unverified", "imported"),
             stated=Stated(
                 time=self.time,
                 repetitions=self.repetitions,
@@ -268,3 +267,4 @@ class Timed:
             ),
             **self.conditions,
         )
+        return without_result(record, "wrong", self.failure) if self.failure else record

@@ -285,6 +285,7 @@ class _FlaggedRow(NamedTuple):
     flags: str
     status: str
     reason: str
+    reason_code: str
 
 
 class _Warning(NamedTuple):
@@ -352,7 +353,7 @@ def matrix_rows(run: Run) -> list[Flagged]:
 
 def _with_flags(row: Flagged, is_kept: Callable[[str], bool]) -> _FlaggedRow:
     kept = (flag.name for flag in split_flags(row.flags) if is_kept(flag.name))
-    return _FlaggedRow(join_flags(kept), row.status, row.reason)
+    return _FlaggedRow(join_flags(kept), row.status, row.reason, row.reason_code)
 
 
 def _grave(run: Run, section: str, rows: Sequence[Flagged], things: Things) -> list[_Warning]:

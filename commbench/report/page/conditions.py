@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from commbench.analysis.prediction.links import link_of
+from commbench.errors import shared_cause
 from commbench.report.columns import Cell, Column, Flagged, Named, Table, make_table, plain_table, tone_of
 from commbench.report.formats import digits, grouped
 from commbench.report.page.parts import Code, Fact
@@ -269,16 +270,16 @@ def _seconds(heading: str, name: str) -> Column[Launch]:
 
 def missing_table(runs: Sequence[Run]) -> Table | None:
     """Cases without a result, a line for each reason; None if every case has one."""
-    alike: dict[tuple[str, str, str], list[str]] = {}
+    alike: dict[tuple[str, str, str], list[tuple[str, Flagged]]] = {}
     for run in runs:
         for what, row in _unmeasured(run):
-            alike.setdefault((run.name, row.status, row.reason), []).append(what)
-    lines = [(key[0], (key, whats)) for key, whats in alike.items()]
-    columns: list[Column[tuple[tuple[str, str, str], list[str]]]] = [
-        Column(heading="status", text=lambda line: line[0][1], tone=lambda line: tone_of(line[0][1])),
-        Column(heading="rows", text=lambda line: str(len(line[1])), value=lambda line: len(line[1])),
-        Column(heading="what", text=lambda line: _listed(line[1])),
-        Column(heading="reason", text=lambda line: line[0][2]),
+            alike.setdefault((run.name, row.status, shared_cause(row.reason_code, row.reason)), []).append((what, row))
+    lines = [(key[0], members) for key, members in alike.items()]
+    columns: list[Column[list[tuple[str, Flagged]]]] = [
+        Column(heading="status", text=lambda line: line[0][1].status, tone=lambda line: tone_of(line[0][1].status)),
+        Column(heading="rows", text=lambda line: str(len(line)), value=len),
+        Column(heading="what", text=lambda line: _listed([what for what, _ in line])),
+        Column(heading="reason", text=lambda line: line[0][1].reason),
     ]
     return make_table("Rows without a result", lines, columns) if lines else None
 

@@ -1,0 +1,43 @@
+"""Tests of the registry of reasons: every code is registered and used, and causes are told apart by code."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import commbench
+from commbench.errors import SENTENCES, Reason, UnsupportedError, shared_cause
+
+SOURCES = [path.read_text() for path in Path(commbench.__file__).parent.rglob("*.py") if path.name != "errors.py"]
+
+
+def test_every_code_is_used() -> None:
+    """Name every registered code somewhere in the package, "stated" apart, which `Reason.stated` sets."""
+    text = "".join(SOURCES)
+    assert [] == [code for code in SENTENCES if code != "stated" and f'"{code}"' not in text]
+
+
+def test_every_code_is_registered() -> None:
+    """Use no code that lacks a sentence."""
+    pattern = r"(?:UnsupportedError|UnpredictedError)\(\s*\"(\w+)\"|Reason\(\s*code=\"(\w+)\""
+    codes = {first or second for text in SOURCES for first, second in re.findall(pattern, text)}
+    assert codes
+    assert set() == codes - SENTENCES.keys()
+
+
+def test_an_unregistered_code_raises() -> None:
+    """Refuse a code without a sentence, and a sentence without its parameters, when the reason is made."""
+    with pytest.raises(KeyError, match="no_such_code"):
+        UnsupportedError("no_such_code")
+    with pytest.raises(KeyError, match="timeout_s"):
+        Reason(code="no_progress", parameters={"cause": "rank 1 is stopped"})
+
+
+def test_reasons_with_a_code_share_a_cause() -> None:
+    """Compare by code, but by sentence if the reason has no code or quotes an error."""
+    large, larger = (
+        str(Reason(code="message_too_large", parameters={"backend": "mpi", "most": 7, "elements": n})) for n in (8, 9)
+    )
+    assert shared_cause("message_too_large", large) == shared_cause("message_too_large", larger)
+    assert shared_cause("", large) != shared_cause("", larger)
+    assert shared_cause("library_refused", "ValueError: x") != shared_cause("library_refused", "OSError: y")
