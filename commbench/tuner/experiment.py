@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
-from commbench.hooks.registry import find_hook
-from commbench.results.recommendation import Verdict
+from commbench.results.recommendation import Verdict, alters_learning
 from commbench.results.trained import Speedup
 from commbench.stats import MARGIN, fewest_launches, launch_interval, median
 from commbench.tuner.decision import LIVE_LOOKS, judge, live_level_of
@@ -262,7 +261,7 @@ class Experiment:
     """
 
     def __init__(self, settings: Sequence[TrainingCase], *, seed: int, max_steps: int | None) -> None:
-        safe = [number for number, case in enumerate(settings) if _is_safe(case, settings[0])]
+        safe = [number for number, case in enumerate(settings) if not alters_learning(case, settings[0])]
         self._stage: _Screening | _Confirmation = _Screening(range(1, len(settings)), safe)
         self._random = random.Random(seed)
         self._limits = _Limits(max_steps)
@@ -378,11 +377,6 @@ class Experiment:
             self._stage.look()
             ending = "decided" if self._stage.ending == "decided" else ending
         self._ending, self._queue = ending, []
-
-
-def _is_safe(case: TrainingCase, baseline: TrainingCase) -> bool:
-    """Return whether a setting leaves learning as it is with the baseline."""
-    return case.hook_name == baseline.hook_name or find_hook(case.hook).is_lossless
 
 
 def _block_steps(step_ms: float, left_steps: float, settings: int) -> int:

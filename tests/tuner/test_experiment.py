@@ -1,5 +1,6 @@
 """Tests of the experiment of a live tuning, on simulated machines: how often it errs, what it finds, when it ends."""
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -10,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from effort import repetitions, slack
-from training_builders import make_training_case
+from training_builders import make_training_case, make_training_info, make_training_record
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.stats import MARGIN, Interval, fewest_launches, launch_interval, median
-from commbench.tuner.decision import LIVE_LOOKS, live_level_of
+from commbench.tuner.decision import LIVE_LOOKS, live_level_of, recommend
 from commbench.tuner.experiment import FEWEST_STEPS, FIRST_STEPS, MOST_TRIES, UNTIMED, Block, Experiment
 
 #: Steps of a simulated training.
@@ -62,6 +63,8 @@ class Tuning:
     blocks: Sequence[Block]
     ending: str
     level: float
+    times_ms: dict[tuple[int, str], list[list[float]]]
+    """Timed steps of each block, by setting and phase."""
     speedups: dict[int, list[float]]
     """Of each alternative in each fresh round."""
 
@@ -114,20 +117,20 @@ def simulate(
     steps_ms = [step_ms * factor for factor in noise.factors(seed)]
     made, passed_s = 0, 0.0
     blocks: list[Block] = []
-    medians_ms: dict[int, list[float]] = {}
+    times_ms: dict[tuple[int, str], list[list[float]]] = {}
     while block := experiment.next_block(made, None if time_limit_s is None else time_limit_s - passed_s):
         blocks.append(block)
         own_ms = [step / speedups[block.setting] for step in steps_ms[made : made + UNTIMED + block.steps]]
         made, passed_s = made + len(own_ms), passed_s + sum(own_ms) / 1e3
         experiment.add(block, own_ms[UNTIMED:])
-        if block.phase == CONFIRM:
-            medians_ms.setdefault(block.setting, []).append(median(own_ms[UNTIMED:]))
-    baseline = medians_ms.pop(0, [])
+        times_ms.setdefault((block.setting, block.phase), []).append(own_ms[UNTIMED:])
+    baseline = times_ms.get((0, CONFIRM), [])
     ratios = {
-        setting: [base_ms / own_ms for base_ms, own_ms in zip(baseline, own, strict=False)]
-        for setting, own in medians_ms.items()
+        setting: [median(base) / median(own) for base, own in zip(baseline, blocks_ms, strict=False)]
+        for (setting, phase), blocks_ms in times_ms.items()
+        if phase == CONFIRM and setting
     }
-    return Tuning(blocks=blocks, ending=experiment.ending, level=experiment.level, speedups=ratios)
+    return Tuning(blocks=blocks, ending=experiment.ending, level=experiment.level, times_ms=times_ms, speedups=ratios)
 
 
 def simulate_many(speedups: Sequence[float], noise: Noise, runs: int, **conditions: float | None) -> list[Tuning]:
@@ -187,6 +190,29 @@ def test_intervals_hold_the_true_speedup() -> None:
     intervals = [tuning.intervals[1] for tuning in tunings]
     held = sum(interval is not None and interval.low <= 1.06 <= interval.high for interval in intervals)
     assert held >= 0.95 * len(tunings)
+
+
+@pytest.mark.parametrize("max_steps", [150, None])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_recommendation_agrees_with_the_experiment(max_steps: int | None, seed: int) -> None:
+    """Give the recommendation the same verdict, level and interval from the records of the tuning."""
+    settings = make_settings(3, make_training_case("fp16", cap="1"))
+    tuning = simulate([1.0, 1.06, 1.0, 1.1], NOISES["two states"], seed=seed, settings=settings, max_steps=max_steps)
+    records = [
+        dataclasses.replace(
+            make_training_record(dataclasses.replace(settings[setting], phase=phase)),
+            step_ms=[step_ms for block_ms in blocks_ms for step_ms in block_ms],
+            block_lengths=[len(block_ms) for block_ms in blocks_ms],
+            block_at=range(len(blocks_ms)),
+        )
+        for (setting, phase), blocks_ms in tuning.times_ms.items()
+    ]
+    info = make_training_info(baseline=settings[0].key, plan={"live": True})
+    recommendation = recommend(records, info)
+    assert recommendation is not None
+    assert (recommendation.verdict, recommendation.level) == (tuning.verdict, tuning.level)
+    intervals = [(interval.low, interval.high) for interval in tuning.intervals.values() if interval]
+    assert {choice.speedup_ci for choice in recommendation.alternatives} == set(intervals)
 
 
 def test_drift_cancels() -> None:
