@@ -243,9 +243,7 @@ _PREDICTED: tuple[Column[PredictionRow], ...] = (
     Column(heading="overlap:\n[full, none]", text=_bounds, is_number=True),
     number("\nmeasured", "step_ms", form=_milliseconds),
     Column(
-        heading="\nerror",
-        text=lambda row: "*" if row.is_fitted else percent(row.error, 1, sign="+"),
-        is_number=True,
+        heading="\nerror", text=lambda row: "*" if row.is_fitted else percent(row.error, 1, sign="+"), is_number=True
     ),
     number("speedup\npredicted", "predicted_speedup", form=_ratio),
     number("\nmeasured", "speedup", form=_ratio),

@@ -246,10 +246,7 @@ def _with_local_step(row: TrainingRow, trained_case: Trained, local: Trained | N
     local_ms = median([local.steps_ms[launch] for launch in launches])
     exposed = [_exposed(trained_case.timed[launch], local.timed[launch]) for launch in launches]
     return dataclasses.replace(
-        row,
-        local_step_ms=local_ms,
-        scaling_efficiency=local_ms / row.step_ms,
-        exposed_comm_ms=median_known(exposed),
+        row, local_step_ms=local_ms, scaling_efficiency=local_ms / row.step_ms, exposed_comm_ms=median_known(exposed)
     )
 
 

@@ -228,9 +228,7 @@ def _time(
         return {"time_us": operation.messages_at_once * message_bytes / bytes_per_us, "time": PAIR_MEAN}
     if "Overall" in line:
         overlap = Overlap(
-            pure_us=number(line["Pure Comm."]),
-            compute_us=number(line["Compute"]),
-            overall_us=number(line["Overall"]),
+            pure_us=number(line["Pure Comm."]), compute_us=number(line["Compute"]), overall_us=number(line["Overall"])
         )
         slowest = "Max Comm." in line
         return {

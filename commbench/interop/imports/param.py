@@ -60,13 +60,7 @@ def read(text: str, name: str, asked: Asked) -> Reading:
 
 
 def _timed(
-    place: int,
-    result: re.Match[str],
-    columns: Sequence[str],
-    *,
-    world_size: int | None,
-    reading: Reading,
-    asked: Asked,
+    place: int, result: re.Match[str], columns: Sequence[str], *, world_size: int | None, reading: Reading, asked: Asked
 ) -> Timed:
     """Parse one result.
 

@@ -160,13 +160,7 @@ def _paint_line(axes: Axes, line: Line, places: Mapping[str, float], looks_as: L
     for cap, point in line.measured.items():
         errors = [[error] for error in point.errors]
         axes.errorbar([places[cap]], [point.value], yerr=errors, capsize=2, elinewidth=1, **style)
-    hollow: Style = {
-        **style,
-        "linestyle": "none",
-        "markerfacecolor": "none",
-        "markersize": 6.5,
-        "gid": "predicted",
-    }
+    hollow: Style = {**style, "linestyle": "none", "markerfacecolor": "none", "markersize": 6.5, "gid": "predicted"}
     axes.plot([places[cap] for cap in line.predicted], list(line.predicted.values()), **hollow)
     foreseen = sorted((cap for cap in line.predicted if _is_number(cap)), key=float)
     values = [line.predicted[cap] for cap in foreseen]

@@ -351,12 +351,7 @@ def _rate_GBps(link: Link) -> float:  # noqa: N802 - a unit
 
 def _dot(axes: Axes, y: float, point: Estimate, looks_as: Look) -> None:
     errors = [[error] for error in point.errors]
-    style: Style = {
-        "color": looks_as.colour,
-        "marker": looks_as.marker,
-        "linestyle": "none",
-        "capsize": 2.5,
-    }
+    style: Style = {"color": looks_as.colour, "marker": looks_as.marker, "linestyle": "none", "capsize": 2.5}
     axes.errorbar([point.value], [y], xerr=errors, **style)
 
 

@@ -274,12 +274,7 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
         _time_column(explain_time(runs)),
         number("energy", "energy_J", Row, unit="J"),
         energy_column(runs),
-        Column(
-            heading="energy a byte",
-            unit="nJ",
-            text=lambda row: digits(_nanojoule(row)),
-            value=_nanojoule,
-        ),
+        Column(heading="energy a byte", unit="nJ", text=lambda row: digits(_nanojoule(row)), value=_nanojoule),
     ]
     return [make_table("Energy of one operation", timed, columns, rest_in=SUMMARY)] if timed else []
 

@@ -45,19 +45,9 @@ def make_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool)
         *([pairs, measured] if is_matrix else [measured, pairs]),
         *([] if is_tuning else [trained]),
         _predicted(runs),
-        Section(
-            name="energy",
-            title="Energy",
-            figures=_of(drawings, "energy"),
-            tables=collectives.energy_tables(runs),
-        ),
+        Section(name="energy", title="Energy", figures=_of(drawings, "energy"), tables=collectives.energy_tables(runs)),
         _launches(runs, drawings),
-        Section(
-            name="topology",
-            title="Topology",
-            sentences=_each(runs, _remarks),
-            figures=_of(drawings, "topology"),
-        ),
+        Section(name="topology", title="Topology", sentences=_each(runs, _remarks), figures=_of(drawings, "topology")),
         Section(
             name="missing",
             title="What was not measured",
