@@ -16,7 +16,7 @@ from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import check_choice
 from commbench.report.advice import advise_run
 from commbench.report.matrix import conclude, render_matrices
-from commbench.report.prediction import conclude_model
+from commbench.report.model import conclude_model
 from commbench.report.scaling import render_growths
 from commbench.report.state import origins, result_files, time_spent, undecided, unfinished
 from commbench.report.table import render_overheads, render_overlap, render_table, warnings_for

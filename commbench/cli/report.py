@@ -22,8 +22,8 @@ from commbench.errors import InputError
 from commbench.launch.facts import emulated_conditions
 from commbench.launch.probe import probe_mpi
 from commbench.report.advice import Conditions, advise
+from commbench.report.model import render_model
 from commbench.report.page import check_writable, write_page
-from commbench.report.prediction import render_model
 from commbench.report.sketch import sketch
 from commbench.report.topology import render_topology, topology_remarks
 from commbench.results import Run, load_run

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from rich import box
@@ -94,14 +95,15 @@ class Table:
     """The flags in use, each with its meaning."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Column(Generic[R]):
     """A column: its heading, and the cell of each row."""
 
     heading: str
+    text: Callable[[R], str]
+    _: KW_ONLY
     unit: str = ""
     about: str = ""
-    text: Callable[[R], str]
     value: Callable[[R], float | None] | None = None
     """The number that a column is sorted by; None: it holds words."""
     tone: Callable[[R], Tone] | None = None
@@ -210,47 +212,70 @@ def make_table(
 # ------------------------------------------------------------------------------------------------ columns of fields
 
 
-def about(kind: type[Any] | None, name: str) -> str:
+def about(kind: type[Any], name: str) -> str:
     """The documentation of a column of a CSV file."""
-    return str(kind.__dataclass_fields__[name].metadata.get("about", "")) if kind else ""
+    return str(kind.__dataclass_fields__[name].metadata.get("about", ""))
 
 
-def words(heading: str, name: str, kind: type[Any] | None = None, **options: Any) -> Column[Any]:  # noqa: ANN401 - as in `Column`
+Field = str | Callable[[Any], Any]
+"""The name of a field, or the function that returns its value for a row."""
+
+
+def words(heading: str, of: Field, kind: type[Any] | None = None, **options: Any) -> Column[Any]:  # noqa: ANN401 - as in `Column`
     """A column with the text of a field, documented in the dataclass ``kind``."""
-    return Column(heading=heading, about=about(kind, name), text=lambda row: _text(getattr(row, name)), **options)
+    value = _getter(of)
+    return Column(heading, lambda row: _text(value(row)), **{"about": _about(of, kind), **options})
 
 
 def number(
     heading: str,
-    name: str,
+    of: Field,
     kind: type[Any] | None = None,
     *,
-    form: Callable[[float | None], str] = digits,
+    form: Callable[[Any], str] = digits,
     scale: float = 1.0,
     **options: Any,  # noqa: ANN401 - as in `Column`
 ) -> Column[Any]:
-    """A column with a number of a field, times ``scale``, as ``form`` writes it."""
+    """A column with a number, times ``scale``, as ``form`` writes it; empty for None."""
+    get = _getter(of)
 
     def value(row: Any) -> float | None:  # noqa: ANN401 - a row of any table
-        found: float | None = getattr(row, name)
-        return found if found is None or scale == 1 else scale * float(found)
+        found: float | None = get(row)
+        return found if found is None or scale == 1 else scale * found
 
-    return Column(heading=heading, about=about(kind, name), text=lambda row: form(value(row)), value=value, **options)
+    def text(row: Any) -> str:  # noqa: ANN401 - a row of any table
+        found = value(row)
+        return "" if found is None else form(found)
+
+    return Column(heading, text, **{"value": value, "about": _about(of, kind), **options})
+
+
+def _getter(of: Field) -> Callable[[Any], Any]:
+    return attrgetter(of) if isinstance(of, str) else of
+
+
+def _about(of: Field, kind: type[Any] | None) -> str:
+    return about(kind, of) if kind and isinstance(of, str) else ""
+
+
+Ends = tuple[float | None, float | None]
+"""The ends of an interval; None if unknown."""
+
+
+def ends(of: Field, *, heading: str = "95 % CI", **options: Any) -> Column[Any]:  # noqa: ANN401 - as in `Column`
+    """A column with an interval, of which ``of`` gives the `Ends`, and optionally a value as in `between`."""
+    get = _getter(of)
+    return Column(heading, lambda row: between(*get(row)), value=lambda row: get(row)[0], **options)
 
 
 def interval(name: str, kind: type[Any], *, unit: str = "", is_bounded: bool = False) -> Column[Any]:
     """A column with the 95 % interval of a field; one that ``is_bounded``, as a percentage is, is never too wide."""
 
-    def ends(row: Any) -> tuple[float | None, float | None]:  # noqa: ANN401 - a row of any table
-        return getattr(row, f"{name}_ci_low"), getattr(row, f"{name}_ci_high")
+    def get(row: Any) -> tuple[float | None, ...]:  # noqa: ANN401 - a row of any table
+        low, high, value = (getattr(row, f"{name}{part}") for part in ("_ci_low", "_ci_high", ""))
+        return low, None if value is None else high, None if is_bounded else value
 
-    def text(row: Any) -> str:  # noqa: ANN401 - a row of any table
-        low, high = ends(row)
-        value = getattr(row, name)
-        return "" if value is None else between(low, high, None if is_bounded else value)
-
-    meaning = about(kind, f"{name}_ci_low").replace(", low end", "")
-    return Column(heading="95 % CI", unit=unit, about=meaning, text=text, value=lambda row: ends(row)[0])
+    return ends(get, unit=unit, about=about(kind, f"{name}_ci_low").replace(", low end", ""))
 
 
 def flag_column() -> Column[Any]:
@@ -259,7 +284,7 @@ def flag_column() -> Column[Any]:
     def flags(row: Flagged) -> list[str]:
         return [flag.name for flag in split_flags(row.flags)]
 
-    return Column(heading="flags", about="warnings about the row; see below the table", text=lambda _: "", flags=flags)
+    return Column("flags", lambda _: "", about="warnings about the row; see below the table", flags=flags)
 
 
 def _text(value: object) -> str:

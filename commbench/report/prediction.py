@@ -1,24 +1,21 @@
-"""Predictions and the fitted network model as tables; one reason for all rows that are not predicted because of it."""
+"""Predictions as tables; one reason for all rows that are not predicted because of it."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from commbench.analysis.prediction.breakeven import DENSEST
-from commbench.analysis.prediction.curves import ASSUMED_ERROR, Curve, Segment
+from commbench.analysis.prediction.curves import ASSUMED_ERROR
 from commbench.analysis.prediction.forecast import AnyForecast, BreakEvenForecast, CollectiveForecast, StepForecast
 from commbench.analysis.prediction.hops import FittedHop
 from commbench.analysis.prediction.larger import GrowingNetwork
-from commbench.analysis.prediction.network import LEAST_SIZES, CurveKey, NetworkModel
 from commbench.report.columns import Cell, Column, Tone, number, plain_table, printed, tabulate, words
 from commbench.report.formats import microseconds, percent, short, time_with_interval
-from commbench.results import MODEL
-from commbench.units import counted, format_size, three_digits, time_unit
+from commbench.units import counted, format_size, three_digits
 
 
 def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
@@ -39,89 +36,6 @@ def _sentence(rows: list[AnyForecast]) -> str:
     ranks = sorted({row.world_size for row in others})
     span = f"{ranks[0]} ranks" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]} ranks"
     return f"{first} The same applies to {counted(len(others), 'more row')}: {subjects}, on {span}."
-
-
-def conclude_model(model: NetworkModel) -> str:
-    """One line on the error of the model; empty without curves."""
-    if not model.curves:
-        return ""
-    held_out, worst = _error_percent(model.held_out_error), _error_percent(model.worst_residual)
-    return (
-        f"Fitted: {counted(len(model.curves), 'curve')}; median error at sizes left out {held_out}, lines off by "
-        f"at most {worst} ({MODEL}; report --model)."
-    )
-
-
-def render_model(model: NetworkModel) -> RenderableType:
-    """One line for each segment of every curve: start-up time alpha, rate 1 / beta, their intervals and errors."""
-    if not model.curves:
-        return Text(
-            f"No model: fitting one needs {LEAST_SIZES} message sizes of an operation, by ranks that do not share "
-            "a GPU; measure more (--sizes)."
-        )
-    segments = [
-        _SegmentLine(key, curve, place) for key, curve in model.curves.items() for place in range(len(curve.segments))
-    ]
-    table = printed(tabulate(segments, _SEGMENTS), padding=0)
-    title = "Fitted: time = start-up + size / rate from one size to another"
-    notes = (f"{key}: measured {variant}." for key, variant in model.variants.items())
-    return Group(Text(title, style="bold"), table, *(Text(note) for note in notes))
-
-
-class _SegmentLine(NamedTuple):
-    """One segment of a curve of the model; the curve is named in the line of its first segment."""
-
-    key: CurveKey
-    curve: Curve
-    place: int
-
-    @property
-    def segment(self) -> Segment:
-        """The segment."""
-        return self.curve.segments[self.place]
-
-
-def _once(heading: str, text: Callable[[_SegmentLine], str], *, is_number: bool = False) -> Column[_SegmentLine]:
-    """Return a column about the curve, empty but for its first segment."""
-    return Column(heading=heading, text=lambda line: "" if line.place else text(line), is_number=is_number)
-
-
-def _start_interval(line: _SegmentLine) -> str:
-    """Return the interval of the start-up time, in the unit of the start-up time."""
-    alpha, _ = line.curve.parameter_intervals[line.place]
-    start_us = 1e6 * time_unit(line.segment.alpha_us / 1e6)[0]
-    return f"[{three_digits(alpha.low / start_us)}, {three_digits(alpha.high / start_us)}]" if alpha else "unknown"
-
-
-def _rate_interval(line: _SegmentLine) -> str:
-    _, beta = line.curve.parameter_intervals[line.place]
-    return f"[{_rate(beta.high)}, {_rate(beta.low)}]" if beta else "unknown"
-
-
-def _rate(beta_us_per_byte: float) -> str:
-    return three_digits(1e-3 / beta_us_per_byte) if beta_us_per_byte else "-"
-
-
-def _error_percent(share: float | None) -> str:
-    return percent(share, 1, unknown="unknown")
-
-
-_SEGMENTS: tuple[Column[_SegmentLine], ...] = (
-    _once(
-        "operation", lambda line: f"{line.key.operation}{'' if line.key.pattern == 'flat' else f' {line.key.pattern}'}"
-    ),
-    _once("backend", lambda line: line.key.backend),
-    _once("dtype", lambda line: line.key.dtype),
-    _once("ranks", lambda line: str(line.key.world_size), is_number=True),
-    Column(heading="from", text=lambda line: format_size(line.segment.from_bytes), is_number=True),
-    Column(heading="to", text=lambda line: format_size(line.segment.to_bytes), is_number=True),
-    Column(heading="start-up", text=lambda line: microseconds(line.segment.alpha_us), is_number=True),
-    Column(heading="95 %", text=_start_interval, is_number=True),
-    Column(heading="GB/s", text=lambda line: _rate(line.segment.beta_us_per_byte), is_number=True),
-    Column(heading="95 %", text=_rate_interval, is_number=True),
-    _once("worst\nresidual", lambda line: _error_percent(max(map(abs, line.curve.residuals))), is_number=True),
-    _once("held-out\nerror", lambda line: _error_percent(line.curve.held_out_error), is_number=True),
-)
 
 
 _AS_MEASURED = "as measured"
@@ -223,11 +137,11 @@ def render_collectives(rows: Iterable[CollectiveForecast]) -> list[RenderableTyp
         level = "[95 % interval]" if _has_level(group) else "[interval]"
         useless = _is_useless(group[0].held_out_error)
         columns: tuple[Column[CollectiveForecast], ...] = (
-            Column(heading="size", text=lambda row: format_size(row.message_bytes)),
+            Column("size", lambda row: format_size(row.message_bytes)),
             words("ranks", "world_size", is_number=True),
-            Column(heading=f"predicted time {level}", text=_time, is_number=True),
+            Column(f"predicted time {level}", _time, is_number=True),
             number("busbw GB/s", "busbw_GBps", form=_nothing if useless else short),
-            Column(heading="algorithm", text=lambda row: _algorithm(row.algorithm)),
+            Column("algorithm", lambda row: _algorithm(row.algorithm)),
         )
         ordered = sorted(group, key=lambda row: (row.message_bytes, row.world_size))
         table = printed(tabulate(ordered, columns, keeps_empty=True))

@@ -81,16 +81,14 @@ def _times(**headings: str) -> list[Column[Any]]:
 
 _OVERLAP = (
     *_NAMES,
-    Column[OverlapRow](heading="size", text=lambda row: format_size(row.message_bytes or 0), is_number=True),
+    Column[OverlapRow]("size", lambda row: format_size(row.message_bytes or 0), is_number=True),
     *_times(overall_us="overall", compute_us="compute", pure_us="pure comm."),
     number("overlap", "overlap_percent", form=lambda value: f"{fixed(value, 0)} %"),
 )
 _OVERHEADS = (
     _NAMES[1],
     words("pattern", "pattern"),
-    Column[Overhead](
-        heading="size", text=lambda row: format_size(row.message_bytes) if row.message_bytes else "", is_number=True
-    ),
+    Column[Overhead]("size", lambda row: format_size(row.message_bytes) if row.message_bytes else "", is_number=True),
     *_times(direct_us="NCCL alone", through_us="through torch"),
     number("added", "added_us", form=lambda value: f"{fixed(value, 1)} us"),
     number("share", "share", form=percent),

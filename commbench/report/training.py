@@ -100,16 +100,15 @@ def _if_timed(column: Column[TrainingRow]) -> Column[TrainingRow]:
 
 
 _COLUMNS: tuple[Column[TrainingRow], ...] = (
-    Column(heading="\nhook", text=hook_label),
+    Column("\nhook", hook_label),
     words("buckets\nMiB", "bucket_cap_mb"),
     _if_timed(number("\nno.", "bucket_count", form=short, gives_way=4)),
-    Column(heading="step\nms [95 % CI]", text=_step, tone=lambda row: tone_of(row.status)),
+    Column("step\nms [95 % CI]", _step, tone=lambda row: tone_of(row.status)),
     *map(
         _if_timed,
         (
             Column(
-                heading="speedup\n[95 % CI]",
-                text=lambda row: with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2),
+                "speedup\n[95 % CI]", lambda row: with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2)
             ),
             words("\nverdict", "verdict", tone=lambda row: VERDICT_TONES.get(row.verdict, "")),
             number("exposed\nms", "exposed_comm_ms", form=short, gives_way=1),
@@ -118,7 +117,7 @@ _COLUMNS: tuple[Column[TrainingRow], ...] = (
             number("loss,\ntime", "loss_equal_time", form=_loss, gives_way=5),
             number("\nmetric", "metric", form=_loss, gives_way=6),
             number("to target\ns", "time_to_target_s", form=short, gives_way=7),
-            Column(heading="\n", text=marks_of, tone=lambda _: "warning"),
+            Column("\n", marks_of, tone=lambda _: "warning"),
         ),
     ),
 )
@@ -237,14 +236,12 @@ def _ratio(value: float | None) -> str:
 
 
 _PREDICTED: tuple[Column[PredictionRow], ...] = (
-    Column(heading="\nhook", text=hook_label),
+    Column("\nhook", hook_label),
     words("buckets\nMiB", "bucket_cap_mb"),
     number("step, ms\npredicted", "predicted_step_ms", form=_milliseconds),
-    Column(heading="overlap:\n[full, none]", text=_bounds, is_number=True),
+    Column("overlap:\n[full, none]", _bounds, is_number=True),
     number("\nmeasured", "step_ms", form=_milliseconds),
-    Column(
-        heading="\nerror", text=lambda row: "*" if row.is_fitted else percent(row.error, 1, sign="+"), is_number=True
-    ),
+    Column("\nerror", lambda row: "*" if row.is_fitted else percent(row.error, 1, sign="+"), is_number=True),
     number("speedup\npredicted", "predicted_speedup", form=_ratio),
     number("\nmeasured", "speedup", form=_ratio),
     number("\nno.", "launches", form=short),

@@ -15,7 +15,7 @@ from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.runs import network_model
 from commbench.cli import main
 from commbench.launch.tables import write_tables
-from commbench.report.prediction import conclude_model, render_model
+from commbench.report.model import conclude_model, render_model
 from commbench.results import MODEL, Store, load_run
 
 

@@ -28,17 +28,17 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
     """
     names = names_of(table)
     columns: tuple[Column[ComparedCase], ...] = (
-        Column(heading="case", text=lambda case: name_of(case, names), can_wrap=True),
-        Column(heading="A", text=lambda case: times_of(case)[0], is_number=True),
-        Column(heading="B", text=lambda case: times_of(case)[1], is_number=True),
-        Column(heading="B / A [CI]", text=lambda case: ratio_of(case.comparison)),
+        Column("case", lambda case: name_of(case, names), can_wrap=True),
+        Column("A", lambda case: times_of(case)[0], is_number=True),
+        Column("B", lambda case: times_of(case)[1], is_number=True),
+        Column("B / A [CI]", lambda case: ratio_of(case.comparison)),
         Column(
-            heading="verdict",
-            text=lambda case: str(case.comparison.verdict),
+            "verdict",
+            lambda case: str(case.comparison.verdict),
             tone=lambda case: VERDICT_TONES.get(case.comparison.verdict, ""),
         ),
-        Column(heading="detectable", text=lambda case: detectable_of(case.comparison), is_number=True),
-        Column(heading="more", text=lambda case: further_of(case.comparison.further), is_number=True),
+        Column("detectable", lambda case: detectable_of(case.comparison), is_number=True),
+        Column("more", lambda case: further_of(case.comparison.further), is_number=True),
     )
     parts: list[RenderableType] = [Text(summary(table)), Text("\n".join(heading(table))), Text("")]
     if table.cases:

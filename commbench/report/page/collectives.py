@@ -48,7 +48,7 @@ def _time(row: Row) -> str:
 
 def _size_column(kind: type[Any]) -> Column[Any]:
     return Column(
-        heading="size",
+        "size",
         about=kind.__dataclass_fields__["message_bytes"].metadata["about"],
         text=lambda row: "" if row.message_bytes is None else format_size(row.message_bytes),
         value=lambda row: row.message_bytes,
@@ -57,12 +57,7 @@ def _size_column(kind: type[Any]) -> Column[Any]:
 
 def _time_column(about: str) -> Column[Row]:
     return Column(
-        heading="time",
-        unit="us",
-        about=about,
-        text=_time,
-        value=lambda row: row.time_us,
-        tone=lambda row: tone_of(row.status),
+        "time", unit="us", about=about, text=_time, value=lambda row: row.time_us, tone=lambda row: tone_of(row.status)
     )
 
 
@@ -92,7 +87,7 @@ def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
     names = _backend_names(rows)
     columns: list[Column[Row]] = [
         _size_column(Row),
-        Column(heading="backend", text=lambda row: names[id(row)]),
+        Column("backend", lambda row: names[id(row)]),
         *(words(name.replace("_", " "), name, Row, if_varied=True) for name in ("group", "dtype", "redop")),
         *(words(name.replace("_", " "), name, Row, if_varied=True) for name in ("in_place", "root")),
         _time_column(about_time),
@@ -153,25 +148,23 @@ def growth_tables(runs: Sequence[Run]) -> list[Table]:
     ]
     row_of: Callable[[tuple[Growth, int]], Row] = lambda line: line[0].rows[line[1]]  # noqa: E731 - typed
     columns: list[Column[tuple[Growth, int]]] = [
-        Column(heading="operation", text=lambda line: line[0].case.operation),
-        Column(heading="pattern", text=lambda line: line[0].case.pattern, if_varied=True),
-        Column(heading="backend", text=lambda line: line[0].case.backend),
+        Column("operation", lambda line: line[0].case.operation),
+        Column("pattern", lambda line: line[0].case.pattern, if_varied=True),
+        Column("backend", lambda line: line[0].case.backend),
         Column(
-            heading="size",
-            text=lambda line: format_size(line[0].case.message_bytes) if line[0].case.dtype else "",
+            "size",
+            lambda line: format_size(line[0].case.message_bytes) if line[0].case.dtype else "",
             value=lambda line: line[0].case.message_bytes,
         ),
-        Column(heading="ranks", text=lambda line: str(line[1]), value=lambda line: line[1]),
+        Column("ranks", lambda line: str(line[1]), value=lambda line: line[1]),
+        Column("time", unit="us", text=lambda line: _time(row_of(line)), value=lambda line: row_of(line).time_us),
         Column(
-            heading="time", unit="us", text=lambda line: _time(row_of(line)), value=lambda line: row_of(line).time_us
-        ),
-        Column(
-            heading="growth",
+            "growth",
             about="time on the most ranks over time on the fewest, with its 95 % interval",
             text=lambda line: growth_text(line[0]),
             value=lambda line: line[0].ratio,
         ),
-        Column(heading="grows with", text=lambda line: line[0].law),
+        Column("grows with", lambda line: line[0].law),
     ]
     return [make_table("Time over the number of ranks", lines, columns, rest_in=SUMMARY)] if lines else []
 
@@ -212,20 +205,20 @@ def straggler_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the stragglers."""
     lines = [(run.name, straggler) for run in runs for straggler in straggler_findings(run).stragglers]
     columns: list[Column[Straggler]] = [
-        Column(heading="what", text=lambda straggler: straggler.kind),
-        Column(heading="name", text=lambda straggler: straggler.name),
+        Column("what", lambda straggler: straggler.kind),
+        Column("name", lambda straggler: straggler.name),
         Column(
-            heading="times as long",
+            "times as long",
             about="time relative to its typical peer",
             text=lambda straggler: digits(straggler.factor),
             value=lambda straggler: straggler.factor,
         ),
         Column(
-            heading="95 % CI",
-            text=lambda straggler: between(*straggler.ci, straggler.factor) if straggler.ci else "",
+            "95 % CI",
+            lambda straggler: between(*straggler.ci, straggler.factor) if straggler.ci else "",
             value=lambda straggler: straggler.ci[0] if straggler.ci else None,
         ),
-        Column(heading="seen in", text=lambda straggler: straggler.evidence),
+        Column("seen in", lambda straggler: straggler.evidence),
     ]
     return [make_table("Slower than their peers", lines, columns, rest_in="run.json")] if lines else []
 
@@ -249,16 +242,16 @@ def pair_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 _PAIR_COLUMNS: list[Column[PairRow]] = [
-    Column(heading="from", about="rank that sends", text=lambda row: str(row.source), value=lambda row: row.source),
+    Column("from", about="rank that sends", text=lambda row: str(row.source), value=lambda row: row.source),
     words("host", "source_host", PairRow),
-    Column(heading="to", about="rank that receives", text=lambda row: str(row.target), value=lambda row: row.target),
+    Column("to", about="rank that receives", text=lambda row: str(row.target), value=lambda row: row.target),
     words("host", "target_host", PairRow),
     number("time", "time_us", PairRow, unit="us"),
     interval("time_us", PairRow, unit="us"),
     number("p95", "time_us_p95", PairRow, unit="us"),
     number("bandwidth", "algbw_GBps", PairRow, unit="GB/s"),
     number("over the typical", "ratio_to_typical", PairRow),
-    Column(heading="status", text=lambda row: row.status, if_varied=True, tone=lambda row: tone_of(row.status)),
+    Column("status", lambda row: row.status, if_varied=True, tone=lambda row: tone_of(row.status)),
     flag_column(),
 ]
 
@@ -274,7 +267,7 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
         _time_column(explain_time(runs)),
         number("energy", "energy_J", Row, unit="J"),
         energy_column(runs),
-        Column(heading="energy a byte", unit="nJ", text=lambda row: digits(_nanojoule(row)), value=_nanojoule),
+        Column("energy a byte", unit="nJ", text=lambda row: digits(_nanojoule(row)), value=_nanojoule),
     ]
     return [make_table("Energy of one operation", timed, columns, rest_in=SUMMARY)] if timed else []
 
@@ -283,7 +276,7 @@ def energy_column(runs: Iterable[Run]) -> Column[Any]:
     """Name what the energy of a row counts."""
     counts = {row: counted_energy(energy_of) for run in runs for row, energy_of in run.energy_of.items()}
     return Column(
-        heading="energy of",
+        "energy of",
         about="what is counted: idle GPUs and other programs there, too",
         text=lambda row: counts.get(row, ""),
     )

@@ -116,20 +116,20 @@ Pair = tuple[str, str]
 def runs_table(runs: Sequence[Run]) -> Table:
     """A line for each run: what it measured, where, when, and its state."""
     columns: list[Column[Run]] = [
-        Column(heading="run", text=lambda run: run.name),
-        Column(heading="began", text=lambda run: when(run.info)),
-        Column(heading="suite", text=lambda run: str(run.info.get("suite") or "")),
+        Column("run", lambda run: run.name),
+        Column("began", lambda run: when(run.info)),
+        Column("suite", lambda run: str(run.info.get("suite") or "")),
         _count("ranks", "world_size"),
         _count("hosts", "nodes"),
-        Column(heading="budget", text=lambda run: str(run.info.get("budget") or "")),
+        Column("budget", lambda run: str(run.info.get("budget") or "")),
         Column(
-            heading="launches",
-            text=lambda run: str(len(run.info.get("launches") or ())),
+            "launches",
+            lambda run: str(len(run.info.get("launches") or ())),
             value=lambda run: len(run.info.get("launches") or ()),
         ),
-        Column(heading="commit of commbench", text=lambda run: str(run.info.get("git_commit") or "")[:12]),
-        Column(heading="status", text=lambda run: str(run.info.get("status", ""))),
-        Column(heading="directory", text=lambda run: str(run.path)),
+        Column("commit of commbench", lambda run: str(run.info.get("git_commit") or "")[:12]),
+        Column("status", lambda run: str(run.info.get("status", ""))),
+        Column("directory", lambda run: str(run.path)),
     ]
     return make_table("The runs", [("", run) for run in runs], columns)
 
@@ -139,7 +139,7 @@ def _count(heading: str, entry: str) -> Column[Run]:
         found = run.info.get(entry)
         return found if isinstance(found, int) else None
 
-    return Column(heading=heading, text=lambda run: digits(value(run)), value=value)
+    return Column(heading, lambda run: digits(value(run)), value=value)
 
 
 def differences_table(runs: Sequence[Run]) -> Table | None:
@@ -217,7 +217,7 @@ def _shared(hosts: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def _varied(title: str, hosts: Sequence[Mapping[str, str]], shared: set[str]) -> Table:
     """A line for each host with the facts that differ between hosts."""
     names = dict.fromkeys(name for host in hosts for name in host if name not in shared)
-    columns = [Column[Mapping[str, str]](heading=name, text=partial(_fact_of, name)) for name in names]
+    columns = [Column[Mapping[str, str]](name, text=partial(_fact_of, name)) for name in names]
     return make_table(title, [("", host) for host in hosts], columns, rest_in="run.json")
 
 
@@ -232,20 +232,16 @@ def launch_table(runs: Sequence[Run]) -> Table | None:
     """The outcome of each launch; None without launches."""
     launches: list[Named[Launch]] = [(run.name, launch) for run in runs for launch in run.info.get("launches") or ()]
     columns: list[Column[Launch]] = [
-        Column(heading="stage", text=lambda launch: str(launch.get("stage") or "")),
-        Column(
-            heading="launch",
-            text=lambda launch: str(launch.get("launch", "")),
-            value=lambda launch: launch.get("launch"),
-        ),
-        Column(heading="began", text=_began),
+        Column("stage", lambda launch: str(launch.get("stage") or "")),
+        Column("launch", lambda launch: str(launch.get("launch", "")), value=lambda launch: launch.get("launch")),
+        Column("began", _began),
         *(_seconds(heading, name) for heading, name in _SPENT.items()),
         Column(
-            heading="status",
-            text=lambda launch: str(launch.get("status") or ""),
+            "status",
+            lambda launch: str(launch.get("status") or ""),
             tone=lambda launch: tone_of(str(launch.get("status") or "ok")),
         ),
-        Column(heading="reason", text=lambda launch: str(launch.get("reason") or "")),
+        Column("reason", lambda launch: str(launch.get("reason") or "")),
     ]
     return make_table("Launches", launches, columns, rest_in="run.json") if launches else None
 
@@ -262,7 +258,7 @@ def _seconds(heading: str, name: str) -> Column[Launch]:
         found = launch.get(name)
         return float(found) if isinstance(found, int | float) else None
 
-    return Column(heading=heading, unit="s", text=lambda launch: digits(value(launch)), value=value)
+    return Column(heading, unit="s", text=lambda launch: digits(value(launch)), value=value)
 
 
 # ------------------------------------------------------------------------------------------------ what is missing
@@ -276,10 +272,10 @@ def missing_table(runs: Sequence[Run]) -> Table | None:
             alike.setdefault((run.name, row.status, shared_cause(row.reason_code, row.reason)), []).append((what, row))
     lines = [(key[0], members) for key, members in alike.items()]
     columns: list[Column[list[tuple[str, Flagged]]]] = [
-        Column(heading="status", text=lambda line: line[0][1].status, tone=lambda line: tone_of(line[0][1].status)),
-        Column(heading="rows", text=lambda line: str(len(line)), value=len),
-        Column(heading="what", text=lambda line: _listed([what for what, _ in line])),
-        Column(heading="reason", text=lambda line: line[0][1].reason),
+        Column("status", lambda line: line[0][1].status, tone=lambda line: tone_of(line[0][1].status)),
+        Column("rows", lambda line: str(len(line)), value=len),
+        Column("what", lambda line: _listed([what for what, _ in line])),
+        Column("reason", lambda line: line[0][1].reason),
     ]
     return make_table("Rows without a result", lines, columns) if lines else None
 

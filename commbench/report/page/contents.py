@@ -10,11 +10,11 @@ from commbench.report.advice import advise_run
 from commbench.report.columns import Table
 from commbench.report.figures.drawing import Drawing
 from commbench.report.matrix import conclude
+from commbench.report.model import conclude_model, model_tables
 from commbench.report.page import collectives, conditions, training
 from commbench.report.page.conclusion import BUSBW, MATRICES, find_conclusion, matrix_rows
 from commbench.report.page.conditions import commands, find_facts, when
 from commbench.report.page.parts import Code, Page, Section
-from commbench.report.prediction import conclude_model
 from commbench.report.state import explain_time, origins, time_spent, undecided, unmetered
 from commbench.report.table import warnings_for
 from commbench.report.topology import topology_remarks
@@ -183,7 +183,7 @@ def _predicted(runs: Sequence[Run]) -> Section:
         name="prediction",
         title="Prediction",
         sentences=_each(runs, lambda run: [conclude_model(network_model(run))]),
-        tables=[*training.prediction_tables(runs), *training.model_tables(runs)],
+        tables=[*training.prediction_tables(runs), *model_tables(runs)],
     )
 
 
