@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from commbench import __version__
+from commbench.cli.separator import StartingCommand
 from commbench.errors import CommbenchError
 from commbench.launch.signals import leave_by_exit
 
@@ -37,6 +38,8 @@ _COMMANDS = {
     "import": ("exchange", "import_"),
     "lab": ("lab", "app"),
 }
+#: Commands that start another command.
+_STARTING = frozenset({"tune"})
 
 
 class _LazyGroup(TyperGroup):
@@ -63,7 +66,7 @@ class _LazyGroup(TyperGroup):
         if isinstance(entry, typer.Typer):
             holder.add_typer(entry, name=cmd_name)
             return typer.main.get_group(holder).get_command(ctx, cmd_name)
-        holder.command(cmd_name)(entry)
+        holder.command(cmd_name, cls=StartingCommand if cmd_name in _STARTING else None)(entry)
         return typer.main.get_command(holder)
 
 

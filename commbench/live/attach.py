@@ -1,25 +1,36 @@
-"""Learns of every DDP model that a process makes.
+"""Takes the models and engines that a process of the training makes, as ``site/sitecustomize.py`` hands them over.
 
-It is loaded while torch is being imported, so it imports nothing of torch.
+`commbench tune -- COMMAND` puts that file on PYTHONPATH. The process imports this module when it makes the first of
+them, so torch is loaded already.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import os
+
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.live.adopt import adopt
+from commbench.live.options import VARIABLE, LiveOptions
+from commbench.live.switching import makes_own_models
+
+#: The packages of the engines that are not tuned, and their names for people.
+ENGINES = {"torch.distributed.fsdp": "FSDP", "deepspeed": "DeepSpeed", "horovod": "Horovod"}
 
 
-class _Tracking:
-    """Whether DDP objects that are made now belong to the script."""
+def take(made: object) -> str:
+    """Begin to tune a DDP model; return why an object of the training is not tuned, as a clause, else an empty text."""
+    if isinstance(made, DistributedDataParallel):
+        return "" if makes_own_models() else _adopt(made)
+    modules = [f"{base.__module__}." for base in type(made).__mro__]
+    engine = next(name for package, name in ENGINES.items() for module in modules if module.startswith(f"{package}."))
+    return f"{engine} exchanges gradients itself, without the buckets of DDP"
 
-    is_on = True
 
-
-@contextlib.contextmanager
-def untracked() -> Iterator[None]:
-    """Make DDP objects that are not the script's own."""
-    _Tracking.is_on = False
+def _adopt(ddp_model: DistributedDataParallel) -> str:
+    """Tune a model; return why that failed, else an empty text."""
     try:
-        yield
-    finally:
-        _Tracking.is_on = True
+        adopt(ddp_model, LiveOptions.loads(os.environ[VARIABLE]))
+    except Exception as error:  # noqa: BLE001 - whatever fails here must not fail the training
+        return f"tuning could not begin ({type(error).__name__}: {error})"
+    return ""

@@ -7,11 +7,12 @@ Parameters, optimiser state and gradients stay untouched.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, canonical_cap
 from commbench.ddp.plan.layout import MIB
 from commbench.hooks import Hook, make_hook
-from commbench.live.attach import untracked
 
+#: The first torch whose DDP objects can be made without communication.
+OLDEST_TORCH = "2.7"
 #: Attributes of the wrapper that hold what the script and its framework have set, not DDP's own state.
 _KEPT = (*vars(nn.Module()), "require_backward_grad_sync", "require_forward_param_sync")
 #: Why a compiled DDP object is left alone.
@@ -47,6 +49,8 @@ def why_untunable(ddp_model: DistributedDataParallel) -> str:
     """Return why the reducer of the model cannot be exchanged, as a clause; empty if it can."""
     parameters = list(ddp_model.module.parameters())
     reasons = {
+        f"torch {torch.__version__} is too old for it: update to {OLDEST_TORCH} or newer": "init_sync"
+        not in inspect.signature(DistributedDataParallel.__init__).parameters,
         f"its class {type(ddp_model).__name__} extends DistributedDataParallel": type(ddp_model)
         is not DistributedDataParallel,
         "DDP's own mixed precision is in use": getattr(ddp_model, "mixed_precision", None) is not None,
@@ -144,7 +148,7 @@ class Switch:
         if case.bucket_cap_mb != self.original.bucket_cap_mb:
             arguments = {key: value for key, value in arguments.items() if key not in _CAPS}
             arguments |= cap_arguments(case.bucket_cap_mb)
-        with untracked(), warnings.catch_warnings():
+        with _making_own_models(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the script's own call has warned already
             model = DistributedDataParallel(self.model.module, **arguments)
         hook = None
@@ -186,6 +190,27 @@ class Switch:
 
 
 _CAPS = ("bucket_cap_mb", "bucket_cap_mb_list")
+
+
+class _Making:
+    """Whether DDP objects that are made now are commbench's own."""
+
+    is_own = False
+
+
+@contextlib.contextmanager
+def _making_own_models() -> Iterator[None]:
+    """Make DDP objects that are not the script's."""
+    _Making.is_own = True
+    try:
+        yield
+    finally:
+        _Making.is_own = False
+
+
+def makes_own_models() -> bool:
+    """Whether a DDP object that is made now is commbench's own, not the script's."""
+    return _Making.is_own
 
 
 def _send_once(residuals: Mapping[nn.Parameter, torch.Tensor]) -> None:

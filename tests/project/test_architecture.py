@@ -29,11 +29,13 @@ LATE_IMPORTS = {
     ("launch.rank", "ddp.devices"): "a rank that measures collectives loads no torch",
     ("launch.rank", "ddp.session"): "a rank that measures collectives loads no torch",
     ("live.session", "live.director"): "only rank 0 decides and writes",
+    ("live.site.sitecustomize", "live.attach"): "a process that makes no DDP model loads nothing of commbench",
     ("report.page.writing", "report.figures"): "printing a table draws no figure",
 }
 #: Libraries that may be imported inside functions, each with the reason.
 LATE_LIBRARIES = {
     "cupy": "only GPUs need it",
+    "functools": "every process of a training pays for it at its start",
     "jinja2": "only pages need it",
     "markupsafe": "only pages need it",
     "matplotlib": "takes a second, and only figures need it",

@@ -156,11 +156,11 @@ def _open(
     """
     if program is None or not _has_mpi4py():
         raise InputError(no_launcher(program))
-    implementation = _implementation(program)
-    if implementation == "openmpi":
+    library = implementation(program)
+    if library not in {"intel", "mpich"}:
         nodes = () if options["hostfile"] else nodes_to_name(program, options["environ"])
         return MpirunLauncher(mpirun=program, nodes=nodes, **options)
-    is_intel = implementation == "intel"
+    is_intel = library == "intel"
     return MpiexecLauncher(mpiexec=program, is_intel=is_intel, is_requested=is_requested, **options)
 
 
@@ -168,15 +168,14 @@ def _has_mpi4py() -> bool:
     return importlib.util.find_spec("mpi4py") is not None
 
 
-def _implementation(program: str) -> str:
-    """Return the MPI implementation of a launcher: ``intel``, ``mpich``, else ``openmpi``, also without an answer."""
+def implementation(program: str) -> str:
+    """Return the MPI library of a launcher, ``openmpi``, ``mpich`` or ``intel``; empty if it does not tell."""
     try:
         answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return "openmpi"
-    if "Intel" in answer:
-        return "intel"
-    return "mpich" if re.search(r"HYDRA|MPICH", answer) else "openmpi"
+        return ""
+    signs = {"intel": r"Intel", "mpich": r"HYDRA|MPICH", "openmpi": r"Open MPI|OpenRTE|PRRTE|Spectrum MPI"}
+    return next((library for library, sign in signs.items() if re.search(sign, answer)), "")
 
 
 def no_launcher(mpirun: str | None) -> str:

@@ -1,0 +1,58 @@
+"""Commands that start another command, which stands behind ``--``."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from commbench.errors import InputError
+
+#: Where a context keeps the command.
+_KEY = "commbench.command"
+
+
+class StartingCommand(TyperCommand):
+    """A command whose own arguments are options and end at ``--``."""
+
+    allow_extra_args = True
+    allow_interspersed_args = False
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - a context of click or of typer's own click
+        """Return the usage line behind the command's name."""
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - as above
+        """Parse the words before ``--`` as options; keep the others for `command_behind`.
+
+        Raises:
+            InputError: a word before ``--`` is no option.
+        """
+        place = args.index("--") if "--" in args else len(args)
+        if place < len(args):
+            ctx.meta[_KEY] = args[place + 1 :]
+        rest: list[str] = super().parse_args(ctx, args[:place])
+        if rest:
+            command = shlex.join([*rest, *args[place + 1 :]])
+            raise InputError(
+                f"{rest[0]} is not an option; put -- before a command to start: {ctx.command_path} -- {command}."
+            )
+        return rest
+
+
+def command_behind(context: typer.Context) -> Sequence[str] | None:
+    """Return the command behind ``--``; None without ``--``."""
+    words: Sequence[str] | None = context.meta.get(_KEY)
+    return words
+
+
+def given_options(context: typer.Context) -> dict[str, str]:
+    """Return the options on the command line as people write them, by the names of their parameters."""
+    return {
+        parameter.name: max(parameter.opts, key=len)
+        for parameter in context.command.params
+        if parameter.name and str(context.get_parameter_source(parameter.name)).endswith("COMMANDLINE")
+    }

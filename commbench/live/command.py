@@ -1,0 +1,241 @@
+"""Starts the command of a training such that commbench tunes the training, and concludes when it has ended.
+
+The command runs as it would without commbench: in the same terminal and process group, with the same input and output,
+and its exit code is passed on. Two variables of its environment bring commbench into its processes, see
+``site/sitecustomize.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from commbench.errors import InputError
+from commbench.launch.identity import identify
+from commbench.launch.launchers.mpirun import implementation
+from commbench.live.instructions import say
+from commbench.live.options import VARIABLE, LiveOptions
+from commbench.live.run import complete
+from commbench.results.files import RUN
+from commbench.results.info import is_live
+from commbench.results.reading import read_info
+from commbench.results.writing import check_out
+
+#: The directory that holds ``sitecustomize.py``.
+SITE = Path(__file__).parent / "site"
+SEARCH_PATH = "PYTHONPATH"
+#: The variables by which the processes of the command are reached.
+_BOTH = (SEARCH_PATH, VARIABLE)
+#: Names of Open MPI's launchers begin so; those of other MPI libraries do, too.
+_MPIRUNS = ("mpirun", "mpiexec", "orterun")
+#: Modules that start another module or script: ``python -m torch.distributed.run train.py``.
+STARTERS = ("torch.distributed.", "accelerate.", "mpi4py", "deepspeed.")
+#: Signals of a terminal, which sends them to the command as well.
+_OF_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+_PASSED_ON = (*_OF_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+#: Bytes that a disk must take at least.
+_PROBE_BYTES = 65536
+
+
+def find_program(command: Sequence[str]) -> None:
+    """Check that the command can be started.
+
+    Raises:
+        InputError: it is empty, or its program is not found.
+    """
+    if not command:
+        raise InputError("No command stands behind --; write e.g. commbench tune -- torchrun train.py.")
+    if shutil.which(command[0]) is None:
+        raise InputError(f"The command {command[0]} was not found; check its name, its permissions and the PATH.")
+
+
+def name_of(command: Sequence[str]) -> str:
+    """Return the name of a training: its script or its module, else its program.
+
+    The first of these decides: an argument that ends in ``.py``, or ``-m`` before a module that starts no other.
+    """
+    for option, word in zip(["", *command], command, strict=False):
+        if option in {"-m", "--module"} and not word.startswith((*STARTERS, "-")):
+            return word
+        if word.endswith(".py") and not word.startswith("-"):
+            return Path(word).name
+    return Path(command[0]).name
+
+
+def check_run(path: Path, workload: str) -> None:
+    """Check that a directory can hold the tuning of a training; write nothing.
+
+    Raises:
+        InputError: it holds something else.
+    """
+    check_out(path)
+    if not (path / RUN).exists():
+        return
+    info = read_info(path)
+    if not is_live(info):
+        raise InputError(
+            f"--out {path} holds a run that commbench tune -- COMMAND did not write; choose another --out."
+        )
+    before = (info.get("plan") or {}).get("workload")
+    if before != workload:
+        raise InputError(f"--out {path} holds the tuning of {before}, and this is {workload}; choose another --out.")
+
+
+def why_unwritable(path: Path) -> str:
+    """Return why a directory cannot be made or written; empty if it can, or if something else is at its place."""
+    place = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not place.is_dir():
+        return ""
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def tune_training(command: Sequence[str], options: LiveOptions) -> int:
+    """Run the command of a training, tune the training, and print the conclusion on stderr; return its exit code.
+
+    Raises:
+        InputError: the command cannot be started, or ``options.out`` holds something else.
+    """
+    find_program(command)
+    out = Path(options.out)
+    reason = why_unwritable(out)
+    if reason:
+        say(f"the training is not tuned, because --out {out} cannot be written ({reason}).")
+        return _run(command, os.environ)
+    check_run(out, options.workload)
+    environment = _environment(options, os.environ)
+    code = _run(_carrying(command), environment)
+    if identify(os.environ).rank == 0:
+        _conclude(options)
+    return code
+
+
+def _environment(options: LiveOptions, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the command."""
+    environment = {**environ, SEARCH_PATH: _search_path(environ.get(SEARCH_PATH, "")), VARIABLE: options.dumps()}
+    if "SLURM_EXPORT_ENV" in environ:  # what srun takes for --export where sbatch was given that option
+        environment["SLURM_EXPORT_ENV"] = _exported(environ["SLURM_EXPORT_ENV"])
+    return environment
+
+
+def _search_path(own: str) -> str:
+    """Return a PYTHONPATH that begins with `SITE`; an empty part would stand for the working directory."""
+    return os.pathsep.join([str(SITE), *([own] if own else [])])
+
+
+def _carrying(command: Sequence[str]) -> list[str]:
+    """Return the command such that its launcher passes both variables to the ranks of all hosts."""
+    name = Path(command[0]).name
+    if name == "srun":
+        return _with_export(command)
+    if name == "prterun" or (name.startswith(_MPIRUNS) and implementation(command[0]) == "openmpi"):
+        return _with_forwarded(command)
+    return [*command]  # other launchers pass the whole environment
+
+
+def _with_forwarded(command: Sequence[str]) -> list[str]:
+    """Return a command of Open MPI's mpirun that forwards both variables by ``-x``."""
+    forwarded = {place for place, option in enumerate(command, 1) if option == "-x" and place < len(command)}
+    names = {command[place].partition("=")[0] for place in forwarded}
+    words = [_own_path_behind(word) if place in forwarded else word for place, word in enumerate(command)]
+    return [words[0], *(word for name in _BOTH if name not in names for word in ("-x", name)), *words[1:]]
+
+
+def _with_export(command: Sequence[str]) -> list[str]:
+    """Return a command of srun whose ``--export`` lets both variables through."""
+    words = [*command]
+    for place, (option, word) in enumerate(itertools.pairwise(["", *command])):
+        if option == "--export":
+            words[place] = _exported(word)
+        elif word.startswith("--export="):
+            words[place] = f"--export={_exported(word.partition('=')[2])}"
+    return words
+
+
+def _exported(variables: str) -> str:
+    """Return the value of srun's ``--export`` with both variables; a list passes Slurm's own, as NONE does."""
+    given = [_own_path_behind(each) for each in variables.split(",") if each not in {"NONE", "NIL"}]
+    names = {each.partition("=")[0] for each in given}
+    return ",".join([*given, *(name for name in _BOTH if not names & {name, "ALL"})])
+
+
+def _own_path_behind(assignment: str) -> str:
+    """Return an assignment ``NAME=VALUE``; that of PYTHONPATH begins with `SITE`."""
+    name, is_assigned, value = assignment.partition("=")
+    return f"{name}={_search_path(value)}" if name == SEARCH_PATH and is_assigned else assignment
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command in the foreground and pass signals on to it; return its exit code, 128 + N after signal N.
+
+    Raises:
+        InputError: it cannot be started.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        if number in _OF_TERMINAL and _is_in_foreground():
+            return
+        if started:
+            started[0].send_signal(number)
+        else:
+            early.append(number)
+
+    with _handling(pass_on):
+        try:
+            child = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            raise InputError(f"The command {command[0]} cannot be started ({error.strerror or error}).") from error
+        started.append(child)
+        for number in early:
+            child.send_signal(number)
+        code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle the signals that concern a command; one that this process ignores stays ignored, in the command too."""
+    numbers = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+def _is_in_foreground() -> bool:
+    """Whether the terminal sends its signals to the process group of this process and its command."""
+    try:
+        with Path("/dev/tty").open("rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _conclude(options: LiveOptions) -> None:
+    """Complete the results and print the conclusion; whatever fails here must not change the exit code."""
+    try:
+        first, *others = complete(options)
+    except KeyboardInterrupt:
+        first, others = f"The results in {options.out} were not completed, because of a second Ctrl-C.", []
+    except Exception as error:  # noqa: BLE001 - as the docstring says
+        first, others = f"The results in {options.out} could not be completed: {error or type(error).__name__}", []
+    with contextlib.suppress(OSError):  # nobody reads stderr any more
+        say("\n".join([first, *others]))

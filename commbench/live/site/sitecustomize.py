@@ -1,0 +1,99 @@
+"""Runs at the start of every Python process of a training under ``commbench tune``; see `commbench.live.attach`.
+
+Python imports it by its name from the first directory of PYTHONPATH. It must cost nothing in a process that trains
+nothing, and must run in any Python: it imports neither commbench nor torch. A ``sitecustomize`` of the site's own
+follows at the end.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+#: The class of each module whose objects `commbench.live.attach.take` is given as soon as the process makes one.
+WATCHED = {
+    "torch.nn.parallel.distributed": "DistributedDataParallel",
+    "torch.distributed.fsdp.fully_sharded_data_parallel": "FullyShardedDataParallel",
+    "torch.distributed.fsdp._fully_shard._fsdp_state": "FSDPState",
+    "deepspeed.runtime.engine": "DeepSpeedEngine",
+    "horovod.torch.optimizer": "_DistributedOptimizer",
+}
+#: Variables of launchers that hold the rank of a process, the most specific first.
+RANKS = ("HOROVOD_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+#: Reasons that this process has printed.
+SAID: "set[str]" = set()
+
+
+def rank() -> int:
+    """Return the rank of this process."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return int(next((os.environ[name] for name in RANKS if os.environ.get(name, "").isdigit()), "0"))
+
+
+def take(made: object) -> None:
+    """Give an object of a watched class to commbench; whatever fails there must not fail the training."""
+    try:
+        from commbench.live import attach
+    except Exception as error:  # noqa: BLE001 - commbench may be missing in this Python, or be another one
+        reason = f"{sys.executable} cannot import commbench ({type(error).__name__}: {error}); install commbench there"
+    else:
+        reason = attach.take(made)
+    if reason and reason not in SAID and rank() == 0:
+        SAID.add(reason)
+        sys.stderr.write(f"commbench: the training is not tuned, because {reason}.\n")
+        sys.stderr.flush()
+
+
+def watch(watched: type) -> None:
+    """Let the constructor of a class give each object to `take` when it has made it."""
+    import functools
+
+    constructor = vars(watched)["__init__"]
+
+    @functools.wraps(constructor)
+    def construct(self: object, *arguments: object, **keywords: object) -> None:
+        constructor(self, *arguments, **keywords)
+        take(self)
+
+    setattr(watched, "__init__", construct)  # noqa: B010 - of a class that no type checker sees
+
+
+def watching(run: "Callable[[ModuleType], None]") -> "Callable[[ModuleType], None]":
+    """Return a loader's function that runs a module, and watches the module's class then."""
+
+    def run_and_watch(module: "ModuleType") -> None:
+        run(module)
+        watched = getattr(module, WATCHED.get(module.__name__, ""), None)
+        if watched is not None:
+            watch(watched)
+
+    return run_and_watch
+
+
+class Finder:
+    """Watches the classes of `WATCHED` as soon as their modules are imported."""
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        """Return the module's spec as other finders give it; its class is watched when the module has been run."""
+        if name not in WATCHED:
+            return None
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader.exec_module = watching(spec.loader.exec_module)  # type: ignore[method-assign, assignment]
+        return spec
+
+
+if os.environ.get("COMMBENCH_TUNE"):
+    sys.meta_path.insert(0, Finder())
+sys.path[:] = [each for each in sys.path if each != os.path.dirname(__file__)]  # noqa: PTH120 - pathlib takes 5 ms
+del sys.modules[__name__]
+__import__(__name__)  # the site's own; Python takes it well if there is none
