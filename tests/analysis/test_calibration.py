@@ -26,7 +26,7 @@ def observe(work: list[BucketWork], truth: Sharing) -> Observation:
     """Return a step of 50 ms beside a backward pass of 100 ms that goes as ``truth`` says."""
     timeline = overlapped(truth.slowed(work), 100, servers=2, contention=truth.contention)
     return Observation(
-        work=work, backward_ms=100, servers=2, others_ms=50, step_ms=50 + timeline.end_ms + truth.rest_ms
+        work=work, backward_ms=100, servers=2, others_ms=50, step_ms=50 + timeline.end_ms + truth.unexplained_ms
     )
 
 
@@ -52,10 +52,10 @@ def test_one_setting_is_met_exactly() -> None:
 
 def test_what_cannot_be_explained_is_the_rest() -> None:
     """Meet steps that are far longer than sharing can make them, and add as much to every other step."""
-    observation = observe(make_work(10, 40, 80, comm_ms=2), Sharing(rest_ms=70))
+    observation = observe(make_work(10, 40, 80, comm_ms=2), Sharing(unexplained_ms=70))
     found = fit_one([observation])
     assert observation.error(found) == pytest.approx(0, abs=1e-9)
-    assert 60 < found.rest_ms < 75
+    assert 60 < found.unexplained_ms < 75
     assert found.slowdown < 1.3
 
 
@@ -66,15 +66,15 @@ def test_a_step_that_tells_nothing_leaves_the_usual() -> None:
     assert found.slowdown == pytest.approx(1.0, abs=0.01)
 
 
-@pytest.mark.parametrize("rest_ms", [-30.0, 40.0])
-def test_a_hook_that_hardly_communicates_does_not_turn_the_network(rest_ms: float) -> None:
+@pytest.mark.parametrize("unexplained_ms", [-30.0, 40.0])
+def test_a_hook_that_hardly_communicates_does_not_turn_the_network(unexplained_ms: float) -> None:
     """Take the slowdown from the hook whose step is communication, whatever else the other's step takes."""
     dense = [observe(make_work(10, 40, 80, comm_ms=comm_ms), Sharing(slowdown=1.2)) for comm_ms in (50, 150)]
-    sparse = [observe(make_work(10, 40, 80, comm_ms=1), Sharing(slowdown=1.2, rest_ms=rest_ms))]
+    sparse = [observe(make_work(10, 40, 80, comm_ms=1), Sharing(slowdown=1.2, unexplained_ms=unexplained_ms))]
     found = fit_sharing({"none": dense, "topk:0.01": sparse}).likely
     assert found["none"].slowdown == found["topk:0.01"].slowdown == pytest.approx(1.2, rel=0.1)
-    assert found["none"].rest_ms == pytest.approx(0, abs=5)
-    assert found["topk:0.01"].rest_ms == pytest.approx(rest_ms, abs=3)
+    assert found["none"].unexplained_ms == pytest.approx(0, abs=5)
+    assert found["topk:0.01"].unexplained_ms == pytest.approx(unexplained_ms, abs=3)
 
 
 def test_the_range_of_slowdown_tells_how_much_steps_depend_on_it() -> None:

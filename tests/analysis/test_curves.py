@@ -279,11 +279,11 @@ def test_curve_comes_back_from_json() -> None:
 def test_a_foreign_curve_is_refused(change: dict[str, Any]) -> None:
     """Say in one sentence that it is no curve."""
     sound = fit_curve([2, 4, 8], [[1.0], [2.0], [3.0]]).to_json()
-    with pytest.raises(InputError, match=r"^This is no curve of commbench \(.*\); fit the run anew\.$"):
+    with pytest.raises(InputError, match=r"^These data are no curve of commbench \(.*\); fit the run again\.$"):
         Curve.from_json({**sound, **change})
     without = {name: value for name, value in sound.items() if name not in change}
     if "held_out_error" in change:  # of a curve without one it is not known
         assert Curve.from_json(without).held_out_error is None
         return
-    with pytest.raises(InputError, match="This is no curve"):
+    with pytest.raises(InputError, match="These data are no curve"):
         Curve.from_json(without)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commbench.analysis.prediction.fits import cubic, isotonic, monotone_cubics, place_between
+from commbench.analysis.prediction.fits import cubic, interval_position, isotonic, monotone_cubics
 
 values = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)
 
@@ -49,7 +49,7 @@ def test_straight_lines_stay_straight() -> None:
     for x in (np.array([0.0, 1.0, 3.0, 4.0]), np.array([0.0, 2.0])):
         pieces = monotone_cubics(x, 2 * x + 1).tolist()
         for at in np.linspace(0, x[-1], 9):
-            i, place = place_between(x.tolist(), at)
+            i, place = interval_position(x.tolist(), at)
             assert cubic(pieces[i], place) == pytest.approx(2 * at + 1)
 
 
@@ -58,6 +58,6 @@ def test_smooth_curves_are_followed() -> None:
     x = np.linspace(0, 2, 6)
     y, pieces = np.exp(x), monotone_cubics(x, np.exp(x)).tolist()
     asked = np.linspace(0, 2, 101)
-    found = [cubic(pieces[i], place) for i, place in (place_between(x.tolist(), at) for at in asked)]
+    found = [cubic(pieces[i], place) for i, place in (interval_position(x.tolist(), at) for at in asked)]
     curved, straight = (np.abs(guess - np.exp(asked)).max() for guess in (np.array(found), np.interp(asked, x, y)))
     assert curved < straight / 3

@@ -128,7 +128,7 @@ def test_moving_data_takes_as_long_for_any_type() -> None:
         ("all_reduce", "--collective all_reduce --dtype float16 -n 2"),
         ("broadcast", "--collective broadcast --dtype float16 -n 2"),
     ):
-        with pytest.raises(InputError, match=f"Nothing is known of mpi {operation} of float16 on 2 ranks.*{words}"):
+        with pytest.raises(InputError, match=f"mpi {operation} of float16 was not measured on 2 ranks.*{words}"):
             network.time_us(operation, "float16", KIB)
 
 
@@ -158,11 +158,11 @@ def test_model_comes_back_from_json() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"curves": None}, "This is no model of commbench"),
-        ({"curves": [{}]}, "This is no model of commbench"),
-        ({"curves": [7]}, "This is no model of commbench"),
+        ({"curves": None}, "These data are no model of commbench"),
+        ({"curves": [{}]}, "These data are no model of commbench"),
+        ({"curves": [7]}, "These data are no model of commbench"),
         ({"curves": [{"operation": "x", "backend": "y", "dtype": "z", "pattern": "p", "world_size": 2}]}, "no curve"),
-        ({"schema": 99}, "This model has schema 99 and this commbench knows 1"),
+        ({"schema": 99}, "This model has schema 99 and this commbench reads schema 1"),
         ({"schema": None}, "This model has schema None"),
     ],
 )

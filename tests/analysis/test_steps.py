@@ -174,7 +174,7 @@ def test_a_hook_whose_collectives_nobody_measured_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "sentence"), [("local", "one without DDP, which was not measured"), ("none", "baseline")]
+    ("missing", "sentence"), [("local", "step without DDP, which was not measured"), ("none", "baseline")]
 )
 def test_calibrating_needs_the_step_without_ddp_and_the_baseline(missing: str, sentence: str) -> None:
     """Refuse records in which one of them is missing."""
@@ -231,9 +231,9 @@ def test_noise_of_small_messages_does_not_distort_predictions(hook: str) -> None
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"workload": "resnet18"}, "workload resnet18 was to be predicted, but mlp"),
+        ({"workload": "resnet18"}, "workload resnet18 cannot be predicted from one with mlp"),
         ({"batch_per_rank": 8}, "batch 8"),
-        ({"precision": "amp-bf16"}, "precision amp-bf16 was to be predicted, but fp32"),
+        ({"precision": "amp-bf16"}, "precision amp-bf16 cannot be predicted from one with fp32"),
         ({"world_size": 8}, "world_size 8"),
         ({"hook": "bf16"}, "hook bf16"),
     ],

@@ -375,7 +375,7 @@ def model_with_density(model: StepModel, density: float) -> tuple[StepModel, str
     loads = [measured[nearest] * model.network.world_size, density * model.network.world_size]
     overlap_and_rest: dict[str, Any] = {
         field: {**getattr(model, field), name: getattr(model, field)[nearest]}
-        for field in ("overlap", "rest_ms")
+        for field in ("overlap", "unexplained_ms")
         if nearest in getattr(model, field)
     }
     hooks = {**model.hooks, name: _with_decoding_load(model.hooks[nearest], loads)}

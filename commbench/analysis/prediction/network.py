@@ -1,4 +1,4 @@
-"""The network as measured: a curve for each operation, backend, data type, pattern and number of ranks."""
+"""Measured networks: a curve for each operation, backend, data type, pattern and number of ranks."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from commbench.results.summary import latest, launch_medians
 from commbench.schema import JsonMapping, JsonObject, read_as
 
 MODEL_SCHEMA = 1
-#: A line goes through any two sizes, so that it would have no error to report.
+#: A line through two sizes would have no error to report.
 LEAST_SIZES = 3
-#: Every way of cutting the sizes is tried, so that their number tells in its cube; a decade needs no more than a few.
+#: Fitting takes cubic time in the number of sizes, and a decade needs only a few.
 MOST_SIZES = 48
-#: Collectives of one process group that are under way at the same time; Gloo's has two threads, NCCL's one stream.
+#: Concurrent collectives of one process group: Gloo has two threads, NCCL one stream.
 SERVERS = {"gloo": 2}
 
 
 class Network(Protocol):
-    """What the prediction of a training step asks of a network: one backend, one number of ranks."""
+    """Collective times of one backend on one number of ranks, as the model of a training step needs them."""
 
     @property
     def world_size(self) -> int:
-        """Ranks that take part."""
+        """Number of ranks."""
 
     @property
     def servers(self) -> int:
-        """How many of a process group's collectives are under way at the same time: 2 for Gloo, 1 for NCCL."""
+        """Concurrent collectives of a process group: 2 for Gloo, 1 for NCCL."""
 
     def time_us(self, operation: str, dtype: str, message_bytes: float) -> float:
-        """How long one operation alone takes, in microseconds; ``message_bytes`` as in ``collectives.csv``.
+        """Return the time of one operation alone, in microseconds; ``message_bytes`` as in ``collectives.csv``.
 
         Raises:
-            InputError: nothing is known about that operation.
+            InputError: the operation was not measured.
         """
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class CurveKey:
-    """What a curve holds for."""
+    """Operation, backend, data type, pattern and ranks of a curve."""
 
     operation: str
     backend: str
@@ -57,7 +57,6 @@ class CurveKey:
     world_size: int
 
     def __str__(self) -> str:
-        """Name it for people."""
         pattern = "" if self.pattern == "flat" else f", pattern {self.pattern}"
         return f"{self.backend} {self.operation} of {self.dtype} on {self.world_size} ranks{pattern}"
 
@@ -74,17 +73,18 @@ class MeasuredNetwork:
 
     @property
     def servers(self) -> int:
-        """How many of a process group's collectives are under way at the same time."""
+        """Concurrent collectives of a process group."""
         return SERVERS.get(self.backend, 1)
 
     def curve(self, operation: str, dtype: str) -> Curve:
-        """The curve that holds for an operation and a data type.
+        """Return the curve of an operation and a data type.
 
-        What only moves data takes as long for any type, so that another one's curve serves, that with the most sizes. A
-        reduction computes, and in half precision far slower than its bytes suggest: there is no substitute.
+        Without a reduction, time depends on the bytes only, so the data type with the most sizes substitutes for a
+        missing one. A reduction has no substitute: in half precision it computes far more slowly than its bytes
+        suggest.
 
         Raises:
-            InputError: there is none; the sentence names the command that measures it.
+            InputError: there is no curve; the message names the command that measures it.
         """
         if (operation, dtype) in self.curves:
             return self.curves[operation, dtype]
@@ -93,13 +93,13 @@ class MeasuredNetwork:
             return max(others, key=lambda curve: len(curve.sizes))
         pattern = "" if self.pattern == "flat" else f" --pattern {self.pattern}"
         raise InputError(
-            f"Nothing is known of {self.backend} {operation} of {dtype} on {self.world_size} ranks; measure it: "
+            f"{self.backend} {operation} of {dtype} was not measured on {self.world_size} ranks; measure it: "
             f"commbench run --backend {self.backend} --collective {operation} --dtype {dtype}{pattern} "
             f"-n {self.world_size}."
         )
 
     def time_us(self, operation: str, dtype: str, message_bytes: float) -> float:
-        """How long one operation alone takes, in microseconds; ``message_bytes`` as in ``collectives.csv``.
+        """Return the time of one operation alone, in microseconds; ``message_bytes`` as in ``collectives.csv``.
 
         Raises:
             InputError: as `curve`.
@@ -113,38 +113,38 @@ class NetworkModel:
 
     curves: Mapping[CurveKey, Curve]
     variants: Mapping[CurveKey, str] = field(default_factory=dict)
-    """In what a curve's measurements differ from the way DDP communicates, where they do: ``out of place``, ..."""
+    """How a curve's measurements differ from DDP's communication, e.g. ``out of place``, if they do."""
 
     @property
     def held_out_error(self) -> float | None:
-        """The median over curves of their error at sizes left out; None where no curve knows one."""
+        """The median over curves of their error at held-out sizes; None if no curve has one."""
         errors = [curve.held_out_error for curve in self.curves.values() if curve.held_out_error is not None]
         return float(np.median(errors)) if errors else None
 
     @property
     def worst_residual(self) -> float | None:
-        """The largest of all curves' |fitted - measured| / measured; None without curves."""
+        """The largest |fitted - measured| / measured over all curves; None without curves."""
         return max((abs(residual) for curve in self.curves.values() for residual in curve.residuals), default=None)
 
     @classmethod
     def fit(cls, records: Iterable[Record]) -> NetworkModel:
-        """Fit every curve that has enough sizes, 3.
+        """Fit every curve with 3 sizes or more.
 
-        Where several variants of one curve were measured, the one nearest to how DDP communicates counts: reductions as
-        sums and in place, buffers in cache, one operation at a time, else as the defaults of `commbench run` are.
-        Matrices, whose times are of pairs, and pipelined operations, whose times hide their start, do not count, nor do
-        operations that move no data.
+        If a curve was measured in several variants, the variant nearest to DDP's communication is fitted: sum, in
+        place, buffers in cache, isolated calls, and otherwise the defaults of `commbench run`. Three kinds of cases are
+        left out: matrices (times of pairs), pipelined operations (their start-up is hidden), and operations that move
+        no data.
         """
-        found: dict[CurveKey, dict[_Variant, _Table]] = {}
+        tables: dict[CurveKey, dict[_Variant, _Table]] = {}
         for record in latest(records).values():
-            if (medians := launch_medians([record])) and _counts(record.case):
-                variants = found.setdefault(_key(record), {})
+            if (medians := launch_medians([record])) and _is_fittable(record.case):
+                variants = tables.setdefault(_key(record), {})
                 table = variants.setdefault(_Variant.of(record.case), {})
                 table.setdefault(record.case.message_bytes, {})[record.launch] = medians[0]
         curves: dict[CurveKey, Curve] = {}
         notes: dict[CurveKey, str] = {}
-        for key in sorted(found):
-            fitted = {variant: table for variant, table in found[key].items() if _sizes(table) >= LEAST_SIZES}
+        for key in sorted(tables):
+            fitted = {variant: table for variant, table in tables[key].items() if _sizes(table) >= LEAST_SIZES}
             if fitted:
                 variant = min(fitted)
                 curves[key] = _fit_table(fitted[variant])
@@ -152,10 +152,10 @@ class NetworkModel:
         return cls(curves=curves, variants=notes)
 
     def at(self, backend: str, world_size: int, pattern: str = "flat") -> MeasuredNetwork:
-        """The network of one backend and number of ranks, as a training step sees it.
+        """Return the network of one backend and number of ranks.
 
         Raises:
-            InputError: nothing was measured there.
+            InputError: no curve was measured there.
         """
         curves = {
             (key.operation, key.dtype): curve
@@ -163,16 +163,16 @@ class NetworkModel:
             if (key.backend, key.world_size, key.pattern) == (backend, world_size, pattern)
         }
         if not curves:
-            known = sorted({f"{key.backend} on {key.world_size} ranks ({key.pattern})" for key in self.curves})
+            measured = sorted({f"{key.backend} on {key.world_size} ranks ({key.pattern})" for key in self.curves})
             raise InputError(
                 f"No curve was measured of {backend} on {world_size} ranks ({pattern}); there "
-                f"{'is ' + ', '.join(known) if known else 'are no curves, which need 3 sizes'}. "
+                f"{'is ' + ', '.join(measured) if measured else 'are no curves, which need 3 sizes'}. "
                 f"Measure it: commbench run --backend {backend} -n {world_size}."
             )
         return MeasuredNetwork(backend=backend, world_size=world_size, pattern=pattern, curves=curves)
 
     def to_json(self) -> JsonObject:
-        """Return plain lists, numbers and texts."""
+        """Return lists, numbers and texts."""
         return {
             "schema": MODEL_SCHEMA,
             "held_out_error": self.held_out_error,
@@ -185,17 +185,17 @@ class NetworkModel:
 
     @classmethod
     def from_json(cls, data: JsonMapping) -> NetworkModel:
-        """Return what `to_json` wrote.
+        """Return the model that `to_json` wrote.
 
         Raises:
-            InputError: it is no model, or a newer version's.
+            InputError: the data are no model, or of another schema.
         """
         if not isinstance(data, Mapping) or not isinstance(data.get("curves"), list):
-            raise InputError("This is no model of commbench (it has no list of curves); fit the run anew.")
+            raise InputError("These data are no model of commbench (no list of curves); fit the run again.")
         if data.get("schema") != MODEL_SCHEMA:
             raise InputError(
-                f"This model has schema {data.get('schema')!r} and this commbench knows {MODEL_SCHEMA}; "
-                "fit the run anew."
+                f"This model has schema {data.get('schema')!r} and this commbench reads schema {MODEL_SCHEMA}; "
+                "fit the run again."
             )
         curves: dict[CurveKey, Curve] = {}
         variants: dict[CurveKey, str] = {}
@@ -203,7 +203,9 @@ class NetworkModel:
             try:
                 key = read_as(CurveKey, entry)
             except InputError as error:
-                raise InputError(f"This is no model of commbench (a curve {error}); fit the run anew.") from error
+                raise InputError(
+                    f"These data are no model of commbench (a curve {error}); fit the run again."
+                ) from error
             curves[key] = Curve.from_json(entry)
             variants |= {key: str(entry["variant"])} if entry.get("variant") else {}
         return cls(curves=curves, variants=variants)
@@ -215,7 +217,7 @@ _Table = dict[int, dict[int, float]]
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class _Variant:
-    """How far a case is from the way DDP communicates; the lowest is nearest, what weighs most first."""
+    """The differences of a case from DDP's communication; smaller is nearer, the most important field first."""
 
     redop: str
     in_place: str
@@ -225,7 +227,7 @@ class _Variant:
     loop: str
     algorithm: str
     part: int
-    """Ranks of a scaling study; of point-to-point operations, which are of two, 0 for the ends of the whole run."""
+    """Ranks of the case in a scaling study; 0: all."""
 
     @classmethod
     def of(cls, case: Case) -> _Variant:
@@ -249,7 +251,7 @@ def _unless(value: object, usual: set[Any], words: str) -> str:
     return "" if value in usual else words
 
 
-def _counts(case: Case) -> bool:
+def _is_fittable(case: Case) -> bool:
     moves = case.dtype is not None and OPERATIONS[case.operation].moves_data
     return moves and case.pattern != "matrix" and case.mode == "isolated"
 
@@ -269,8 +271,8 @@ def _sizes(table: _Table) -> int:
     return sum(any(time > 0 for time in launches.values()) for launches in table.values())
 
 
-def _thinned(sizes: list[int]) -> list[int]:
-    """At most `MOST_SIZES` of them with the ends, evenly spread."""
+def _evenly_spaced(sizes: list[int]) -> list[int]:
+    """Return at most `MOST_SIZES` of the sizes, evenly spaced, with both ends."""
     if len(sizes) <= MOST_SIZES:
         return sizes
     return [sizes[round(place)] for place in np.linspace(0, len(sizes) - 1, MOST_SIZES).tolist()]
@@ -278,6 +280,6 @@ def _thinned(sizes: list[int]) -> list[int]:
 
 def _fit_table(table: _Table) -> Curve:
     launches = sorted({launch for times in table.values() for launch in times})
-    sizes = _thinned(sorted(table))
+    sizes = _evenly_spaced(sorted(table))
     times: Sequence[Sequence[float | None]] = [[table[size].get(launch) for launch in launches] for size in sizes]
     return fit_curve(sizes, times)
