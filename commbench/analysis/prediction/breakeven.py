@@ -1,4 +1,4 @@
-"""Where compression pays: the density below which top-k beats sending gradients whole, over ranks and bandwidth."""
+"""The break-even density: below it top-k beats sending dense gradients; over ranks and link rates."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from commbench.ddp.plan.records import TrainingRow
 from commbench.errors import InputError
 from commbench.hooks.registry import TOP_K
 
-#: Densities that are looked at, and how many halvings of the range between them a break-even takes: to 2 %.
+#: Range of the search for a break-even density, and the halvings that find it to 2 %.
 SPARSEST, DENSEST = 1e-5, 1.0
 _HALVINGS = 9
 
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEven:
-    """Where top-k and the best dense setting take equally long, on one network."""
+    """The density at which top-k and the best dense setting take equally long, on one network."""
 
     world_size: int
     dense_ms: float
-    """The best step that sends gradients whole."""
+    """The shortest step with dense gradients."""
     density: float | None
-    """Below it top-k is faster; `DENSEST` where it always is, None where it never is."""
+    """Top-k is faster below it; `DENSEST` if top-k is always faster, None if never."""
 
     @property
     def byte_density(self) -> float:
@@ -37,58 +37,58 @@ class BreakEven:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEvenSearch:
-    """The search for the break-even on one network, which may be asked again with other handicaps at little cost."""
+    """The search for the break-even on one network; steps are cached between searches with other handicaps."""
 
     model: StepModel
-    """Of the network at hand (`commbench.analysis.prediction.larger.model_on_network`)."""
+    """On the network of the search (`commbench.analysis.prediction.larger.model_on_network`)."""
     caps: Sequence[str]
-    """Bucket sizes to choose from: both sides take the one that is best for them."""
+    """Bucket sizes to choose from; each side uses its best."""
     dense: Sequence[str] = ("none",)
-    """Hooks that send gradients whole, by name."""
-    _known_ms: dict[float, float] = field(default_factory=dict, repr=False, compare=False)
+    """Hooks that send dense gradients, by name."""
+    _cached_ms: dict[float, float] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def dense_ms(self) -> float:
-        """The best step that sends gradients whole.
+        """The shortest step with dense gradients.
 
         Raises:
-            InputError: nothing is known of what a hook sends on the network.
+            InputError: the network lacks a collective that a hook uses.
         """
         return min(best_buckets(self.model, hook, self.caps).step_ms for hook in self.dense)
 
     def density(self, *, handicap: float = 1.0, halvings: int = _HALVINGS) -> float | None:
-        """Below it top-k is faster; `DENSEST` where it always is, None where it never is.
+        """Return the break-even density; `DENSEST` if top-k is always faster, None if never.
 
         Args:
-            handicap: by what the steps with top-k are multiplied, to learn how far the break-even moves.
+            handicap: factor on the steps with top-k, to find the ends of an interval.
             halvings: of the range between `SPARSEST` and `DENSEST`.
 
         Raises:
-            InputError: no top-k was measured, or nothing is known of what a hook sends on the network.
+            InputError: no top-k was measured, or the network lacks a collective that a hook uses.
         """
 
-        def gains(log_density: float) -> bool:
+        def is_faster(log_density: float) -> bool:
             return handicap * self._sparse_ms(log_density) < self.dense_ms
 
         low, high = math.log(SPARSEST), math.log(DENSEST)
-        if gains(high):
+        if is_faster(high):
             return DENSEST
-        if not gains(low):
+        if not is_faster(low):
             return None
         for _ in range(halvings):
             middle = (low + high) / 2
-            low, high = (middle, high) if gains(middle) else (low, middle)
+            low, high = (middle, high) if is_faster(middle) else (low, middle)
         return math.exp((low + high) / 2)
 
     def _sparse_ms(self, log_density: float) -> float:
-        if log_density not in self._known_ms:
+        if log_density not in self._cached_ms:
             sparse, name = model_with_density(self.model, math.exp(log_density))
-            self._known_ms[log_density] = best_buckets(sparse, name, self.caps).step_ms
-        return self._known_ms[log_density]
+            self._cached_ms[log_density] = best_buckets(sparse, name, self.caps).step_ms
+        return self._cached_ms[log_density]
 
 
 def break_even(model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = ("none",)) -> BreakEven:
-    """Find the break-even density by halving; the arguments are `BreakEvenSearch`'s.
+    """Find the break-even density by bisection; arguments as for `BreakEvenSearch`.
 
     Raises:
         InputError: as `BreakEvenSearch.density`.
@@ -99,20 +99,20 @@ def break_even(model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredPoint:
-    """Top-k of one density against the best dense setting, as measured, beside what was predicted."""
+    """Top-k of one density against the best dense setting: measured result and prediction."""
 
     world_size: int
     density: float
     speedup: float
-    """The dense step over the step with top-k."""
+    """Dense step over the step with top-k."""
     has_won: bool | None
-    """None where the interval of the speedup holds 1, or the two of the steps overlap: not shown either way."""
+    """Whether top-k is faster; None if the speedup's interval contains 1 or the steps' intervals overlap."""
     predicted: float | None
-    """The break-even density."""
+    """The predicted break-even density."""
 
     @property
     def agrees(self) -> bool | None:
-        """Whether it lies on the side of the break-even where it was predicted; None where nothing was shown."""
+        """Whether the measured result agrees with the prediction; None if the measurement is undecided."""
         if self.has_won is None:
             return None
         return self.has_won == (self.predicted is not None and self.density < self.predicted)
@@ -121,26 +121,26 @@ class MeasuredPoint:
 def compare_with_measured(
     predicted: BreakEven, rows: Sequence[TrainingRow], *, dense: Sequence[str] = ("none",)
 ) -> list[MeasuredPoint]:
-    """Say of every density that was measured whether top-k won as predicted, each side at its best bucket size.
+    """Return for every measured density whether top-k won and whether that was predicted, at the best bucket sizes.
 
     Args:
         predicted: the break-even on the network on which ``rows`` were measured.
-        rows: of ``ddp.csv``, of one workload and batch; those on other numbers of ranks do not count.
+        rows: of ``ddp.csv``, of one workload and batch; rows on other numbers of ranks are ignored.
         dense: as for `break_even`.
 
     Raises:
-        InputError: no dense setting was measured on so many ranks.
+        InputError: no dense setting was measured on that number of ranks.
     """
     timed = [
         row for row in rows if row.status == "ok" and row.step_ms is not None and row.world_size == predicted.world_size
     ]
-    whole = [row for row in timed if row.hook in dense]
-    if not whole:
+    dense_rows = [row for row in timed if row.hook in dense]
+    if not dense_rows:
         raise InputError(
-            f"No step with {' or '.join(dense)} was measured on {predicted.world_size} ranks, with which top-k could "
-            "be compared: measure one."
+            f"Top-k cannot be compared: no step with {' or '.join(dense)} was measured on {predicted.world_size} "
+            "ranks; measure one."
         )
-    best = min(whole, key=_step_ms)
+    best = min(dense_rows, key=_step_ms)
     points = []
     for density in sorted({row.density for row in timed if row.hook == TOP_K and row.density is not None}):
         sparse = min((row for row in timed if row.hook == TOP_K and row.density == density), key=_step_ms)
@@ -161,7 +161,7 @@ def _step_ms(row: TrainingRow) -> float:
 
 
 def _has_won(sparse: TrainingRow, dense: TrainingRow) -> bool | None:
-    """Whether top-k is faster, slower, or neither is shown; launch by launch where speedups are over that dense row."""
+    """Return whether top-k is faster; None if undecided. Uses the paired speedup if its baseline is that dense row."""
     low, high = sparse.speedup_ci_low, sparse.speedup_ci_high
     if (dense.hook, dense.bucket_cap_mb) == ("none", DEFAULT_CAP) and low is not None and high is not None:
         return None if low <= 1 <= high else low > 1

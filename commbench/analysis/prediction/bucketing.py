@@ -1,4 +1,4 @@
-"""Which bucket sizes are worth a thought: one for each different layout, and the list that the model likes best."""
+"""Candidate bucket sizes: one for each different layout, and the list with the shortest predicted step."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from commbench.ddp.plan.layout import MIB, Layout, caps_bytes, rebuilt_layout
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.hooks.message import FLOAT32_BYTES
 
-#: The smallest bucket size that is tried, unless the model has less than `FEWEST` times as much; MiB.
+#: The smallest candidate in MiB, unless the model has less than `FEWEST` times as much.
 SMALLEST_MB = 0.25
 FEWEST = 4
 #: Factor between neighbouring bucket sizes.
 STEP = math.sqrt(2)
-#: A list of bucket sizes is worth its words where its step is predicted to be shorter by more than this, which is how
-#: far predictions at bucket sizes that were not measured are off.
+#: A list of bucket sizes is recommended if its predicted step is shorter by more than this: the typical prediction
+#: error.
 WORTHWHILE = 0.03
-#: Lists whose steps differ by less than this share are equally good: the one that is easiest to write is taken.
+#: Lists whose steps differ by less than this share count as equal; the shortest text wins.
 EQUAL = 0.005
-#: A bucket of less than this share of the model is no bucket worth its message.
+#: The smallest bucket as a share of the model.
 SMALLEST_SHARE = 0.01
-#: How much larger the last size may be than its bucket, so that it holds what rounding the others leaves.
+#: Factor by which the last size may exceed its bucket, to hold what rounding of the others leaves.
 ROOM = 1.25
-#: Significant digits that sizes of a list are rounded to, as far as the step allows.
+#: Significant digits to which the sizes of a list are rounded, if the step stays equal.
 DIGITS = (2, 3)
-#: Places at most at which the search for a list may cut: neighbouring parameters are taken together in larger models.
+#: The most positions at which a list may split; in larger models neighbouring parameters are merged.
 MOST_CUTS = 400
-#: Bucket sizes at which the cost of a bucket is computed; in between it is interpolated.
+#: Bucket sizes at which a bucket's cost is computed; between them it is interpolated.
 COST_POINTS = 256
 _DECIMALS = 9
 
@@ -66,7 +66,7 @@ def _smallest_mb(facts: WorkloadFacts) -> float:
 
 
 def unique_layouts(caps: Sequence[str], facts: WorkloadFacts) -> list[str]:
-    """``caps`` without those whose buckets an earlier one makes already."""
+    """Return ``caps`` without sizes whose layout an earlier size has."""
     first: dict[Layout, str] = {}
     for cap in caps:
         first.setdefault(_layout(caps_bytes(cap), facts), cap)
@@ -74,19 +74,21 @@ def unique_layouts(caps: Sequence[str], facts: WorkloadFacts) -> list[str]:
 
 
 def best_list(model: StepModel, case: TrainingCase, *, most: int = 4) -> str | None:
-    """The ``bucket_cap_mb_list`` of at most ``most`` sizes with the shortest predicted step, by dynamic programming.
+    """Return the ``bucket_cap_mb_list`` of at most ``most`` sizes with the shortest predicted step, or None.
 
-    The search is exact for a network that serves one bucket at a time and for communication that takes nothing from
-    computing. Elsewhere it is a heuristic: the best lists of every length are predicted, as they are and with sizes
-    rounded, and of those within 0.5 % of the best the shortest is taken. No bucket is smaller than the smallest single
-    size that is tried or 1 % of the model: what such buckets gain is less than what the model knows. None where the
-    list is not predicted to beat the best single size by more than 3 %, or than the model's own error where that is
-    more, or where not all parameters are of float32: DDP counts each type separately.
+    The search uses dynamic programming. It is exact for a network that carries one bucket at a time and communication
+    that does not slow computing down. Elsewhere it is a heuristic: the best lists of every length are predicted, exact
+    and rounded, and among those within 0.5 % of the best the shortest text is taken.
+
+    No bucket is smaller than the smallest single candidate or 1 % of the model, because the model of a step is not
+    accurate enough for smaller gains. The result is None in two cases. The list must be predicted to beat the best
+    single size by more than 3 % or the model's own error. All parameters must be of float32, because DDP counts each
+    type separately.
 
     Args:
         model: predicts steps of the case's hook.
-        case: the configuration; its bucket size does not count.
-        most: entries of the list at most.
+        case: the configuration; its bucket size is ignored.
+        most: the most entries of the list.
     """
     facts = model.facts
     if {parameter.dtype for parameter in facts.parameters} != {"float32"}:
@@ -94,11 +96,11 @@ def best_list(model: StepModel, case: TrainingCase, *, most: int = 4) -> str | N
     smallest_mb = max(_smallest_mb(facts), SMALLEST_SHARE * _total_mb(facts))
     cuts = best_cuts(model, case, most=most, smallest_mb=smallest_mb)
     lists = dict.fromkeys(caps for ends in cuts for caps in _as_caps(ends, facts, smallest_mb))
-    found = {caps: _step_ms(model, case, caps) for caps in lists}
+    predicted_ms = {caps: _step_ms(model, case, caps) for caps in lists}
     single = min(_step_ms(model, case, cap) for cap in candidate_caps(facts))
-    good = [caps for caps in found if found[caps] <= (1 + EQUAL) * min(found.values())]
-    best = min(good, key=lambda caps: (caps.count("+"), len(caps), found[caps]), default=None)
-    return best if best is not None and found[best] < (1 - max(WORTHWHILE, model.error)) * single else None
+    nearly_best = [caps for caps in predicted_ms if predicted_ms[caps] <= (1 + EQUAL) * min(predicted_ms.values())]
+    best = min(nearly_best, key=lambda caps: (caps.count("+"), len(caps), predicted_ms[caps]), default=None)
+    return best if best is not None and predicted_ms[best] < (1 - max(WORTHWHILE, model.error)) * single else None
 
 
 def _step_ms(model: StepModel, case: TrainingCase, cap: str) -> float:
@@ -106,44 +108,44 @@ def _step_ms(model: StepModel, case: TrainingCase, cap: str) -> float:
 
 
 def best_cuts(model: StepModel, case: TrainingCase, *, most: int, smallest_mb: float = 0.0) -> list[tuple[int, ...]]:
-    """For each number of buckets up to ``most`` the ends of the buckets, as numbers of parameters in ready order.
+    """Return, for each number of buckets up to ``most``, the buckets' ends as numbers of parameters in ready order.
 
-    No bucket is smaller than ``smallest_mb``, in MiB, so that there may be none of some numbers.
+    Buckets are at least ``smallest_mb`` MiB, so some numbers of buckets may be impossible.
 
-    The last bucket of b that ends with parameter j is done at ``max(ready_j, done before) + cost``: the earlier what is
-    before it is done, the earlier it is, so that for each j and b only the earliest needs to be known.
+    The last of b buckets, ending with parameter j, is done at ``max(ready_j, previous done) + cost``. This is monotone
+    in the previous end, so for each j and b only the earliest end is kept.
     """
-    ends, elements, ready = _places(model)
+    ends, elements, ready = _possible_ends(model)
     cost = _Cost(model, case, int(elements[-1]))
     sizes = elements[:, None] - np.concatenate(([0.0], elements[:-1]))[None, :]  # of a bucket from place i to place j
     comm = cost.of(np.maximum(sizes, 0.0))
     comm[(sizes <= 0) | (sizes * FLOAT32_BYTES < min(smallest_mb, _total_mb(model.facts)) * MIB)] = np.inf
     done = np.full(len(ends), -np.inf)
-    done[1:] = np.inf  # before the first bucket nothing may be left out
+    done[1:] = np.inf  # the first bucket starts with the first parameter
     before: list[NDArray[np.int64]] = []
-    found = []
+    cuts = []
     for count in range(1, most + 1):
         entered = ready + cost.delay(elements, count)
         total = np.maximum(entered[:, None], done[None, :]) + comm
         before.append(total.argmin(axis=1))
         reached = total.min(axis=1)
         if np.isfinite(reached[-1]):
-            found.append(tuple(int(ends[place]) for place in _trace(before)))
+            cuts.append(tuple(int(ends[place]) for place in _trace(before)))
         done = np.concatenate(([np.inf], reached[:-1]))
-    return found
+    return cuts
 
 
 def _trace(before: Sequence[NDArray[np.int64]]) -> list[int]:
-    """The last place of each bucket: ``before[b][j]`` is the first place of bucket b if that ends with place j."""
-    place, places = len(before[0]) - 1, []
+    """Return the last position of each bucket; ``before[b][j]`` is the first position of bucket b if it ends with j."""
+    position, positions = len(before[0]) - 1, []
     for starts in reversed(before):
-        places.append(place)
-        place = int(starts[place]) - 1
-    return places[::-1]
+        positions.append(position)
+        position = int(starts[position]) - 1
+    return positions[::-1]
 
 
-def _places(model: StepModel) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Where buckets may end: parameters, elements up to there, and when these are ready in milliseconds."""
+def _possible_ends(model: StepModel) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return possible bucket ends: parameters, elements up to there, and their ready times in milliseconds."""
     facts = model.facts
     ordered = [facts.parameters[i] for i in facts.ready_order]
     elements = np.cumsum([float(parameter.numel) for parameter in ordered])
@@ -156,7 +158,7 @@ def _places(model: StepModel) -> tuple[NDArray[np.int64], NDArray[np.float64], N
 
 
 def _spaced(elements: Iterable[float], smallest: float) -> Iterator[int]:
-    """Numbers of parameters after which at least ``smallest`` elements have been added, and all of them."""
+    """Yield numbers of parameters after which at least ``smallest`` more elements have accumulated, and the total."""
     last, number, reached = 0.0, 0, 0.0
     for number, reached in enumerate(elements, start=1):
         if reached - last >= smallest:
@@ -167,7 +169,7 @@ def _spaced(elements: Iterable[float], smallest: float) -> Iterator[int]:
 
 
 class _Cost:
-    """What a bucket costs by its elements: on the network and decoding, and on the thread of the backward pass."""
+    """Cost of a bucket by its elements: on the network with decoding, and on the thread of the backward pass."""
 
     def __init__(self, model: StepModel, case: TrainingCase, elements: int) -> None:
         works = _by_tensors(model, case) if needs_shapes(case) else _by_elements(model, case, elements)
@@ -178,22 +180,22 @@ class _Cost:
         self._ms_per_element = cost.encode_ms_per_element + model.copy_ms_per_byte * FLOAT32_BYTES
 
     def of(self, elements: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Milliseconds that a bucket keeps a server."""
+        """Return the milliseconds for which a bucket occupies a server."""
         return np.asarray(np.interp(elements, self._points, self._served_ms))
 
     def delay(self, elements: NDArray[np.float64], buckets: int) -> NDArray[np.float64]:
-        """Milliseconds by which so many buckets of so many elements together hold up the backward pass."""
+        """Return the milliseconds by which ``buckets`` buckets with ``elements`` in total delay the backward pass."""
         return buckets * self._fixed_ms + self._ms_per_element * elements
 
 
 def _by_elements(model: StepModel, case: TrainingCase, elements: int) -> list[BucketWork]:
-    """Buckets of all sizes up to ``elements``."""
+    """Return buckets of all sizes up to ``elements``."""
     points = np.unique(np.geomspace(1, max(1, elements), COST_POINTS).astype(int))
     return [model.bucket(case, int(n)) for n in points]
 
 
 def _by_tensors(model: StepModel, case: TrainingCase) -> list[BucketWork]:
-    """Buckets of the parameters that are ready first: a bucket of later ones is taken to send as much."""
+    """Return buckets of the parameters that are ready first; buckets of later ones are assumed to send as much."""
     ordered = [model.facts.parameters[i] for i in model.facts.ready_order]
     ends = list(
         _spaced(itertools.accumulate(float(p.numel) for p in ordered), sum(p.numel for p in ordered) / MOST_CUTS)
@@ -202,7 +204,7 @@ def _by_tensors(model: StepModel, case: TrainingCase) -> list[BucketWork]:
 
 
 def _as_caps(cuts: Sequence[int], facts: WorkloadFacts, smallest_mb: float) -> Iterator[str]:
-    """Lists that make these buckets, or with rounded sizes nearly these, and none that is smaller than asked for."""
+    """Yield lists that make these buckets, exact and with rounded sizes, without too small ones."""
     sizes_mb = [facts.parameters[i].numel * facts.parameters[i].itemsize / MIB for i in facts.ready_order]
     ranges = []
     for start, end in itertools.pairwise([0, *cuts]):
@@ -217,7 +219,7 @@ def _as_caps(cuts: Sequence[int], facts: WorkloadFacts, smallest_mb: float) -> I
 
 
 def _between(low: float, high: float) -> str:
-    """A number above ``low`` and below ``high``, near their middle, with as few decimals as do."""
+    """Return a number between ``low`` and ``high``, near their middle, with the fewest decimals."""
     middle = (low + high) / 2
     for decimals in range(_DECIMALS):
         text = f"{middle:.{decimals}f}"

@@ -225,7 +225,7 @@ def _allowed(loss: Callable[[float], float], best: float, farthest: float, steps
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
-    """Return the minimum of a function within a range and its argument, by a grid that is refined around its best point.
+    """Return the minimum of a function in a range and its argument, by a grid that is refined around its best point.
 
     The simulated step has kinks and several local minima; scipy.optimize.minimize_scalar would stop at the nearest.
     """

@@ -1,4 +1,4 @@
-"""When each bucket of a training step is ready, sent and done, by an event simulation with one or two servers."""
+"""Event simulation of a training step: when each bucket is ready, sent and done, with one or two servers."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-#: Where communication wants more of a core than this, computing and communicating get so much each.
+#: If communication wants more of a core than this, computing and communication get this much each.
 FAIR_SHARE = 0.5
 _LATENCY, _TRANSFER, _DECODE, _DONE = range(4)
-#: What is left of a phase and is no more than rounding, in milliseconds.
+#: A remaining time of a phase, in milliseconds, that is rounding error.
 _NOTHING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketWork:
-    """One bucket as the timeline takes it in; milliseconds."""
+    """Inputs of the simulation for one bucket; milliseconds."""
 
     size_bytes: int
     ready_ms: float
-    """All its gradients are there, since the backward pass began, were there no hooks."""
+    """When all gradients are ready, from the start of the backward pass, without hooks."""
     encode_ms: float
-    """Delays every later gradient, too."""
+    """Also delays all later gradients."""
     comm_ms: float
-    """Its collectives alone on the network."""
+    """Its collectives, alone on the network."""
     decode_ms: float
     latency_ms: float = 0.0
-    """The part of ``comm_ms`` in which it leaves the link to others."""
+    """The part of ``comm_ms`` in which the link is free for others."""
     copy_in_ms: float = 0.0
-    """DDP copies gradients into the bucket, as part of the backward pass."""
+    """DDP copies gradients into the bucket during the backward pass."""
     copy_out_ms: float = 0.0
-    """DDP copies the result back to the gradients, when the backward pass is over and the bucket is done."""
+    """DDP copies the result back to the gradients after the backward pass and the bucket's communication."""
 
     @cached_property
     def phases(self) -> tuple[tuple[int, float], ...]:
@@ -58,24 +58,24 @@ class Timeline:
 
     buckets: Sequence[BucketPrediction]
     end_ms: float
-    """The backward pass, communication included, is over."""
+    """End of the backward pass including communication."""
     exposed_ms: float
-    """What of that the backward pass without communication and encoding does not take."""
+    """The part of that beyond computing and encoding."""
 
 
 def overlapped(work: Sequence[BucketWork], backward_ms: float, *, servers: int, contention: float = 0.0) -> Timeline:
-    """Simulate the backward pass; with ``contention`` 0 communication costs computing nothing: the lower bound.
+    """Simulate the backward pass. With ``contention`` 0 communication does not slow computing: the lower bound.
 
-    Buckets start in the order given, each when its gradients are there and encoded and a server is free, and keep the
-    server until they are decoded. Buckets under way at the same time share the link evenly, but for their latency.
-    At the end DDP waits for the buckets in order and copies each back.
+    A bucket starts, in the given order, when its gradients are ready and encoded and a server is free. It occupies the
+    server until it is decoded. Concurrent buckets share the link evenly, except during their latency. At the end DDP
+    waits for the buckets in order and copies each back.
 
     Args:
         work: the buckets in the order of sending.
         backward_ms: the backward pass without communication.
-        servers: how many buckets can be under way at the same time.
-        contention: the share of the computing core that communication takes while it is under way, 0 to 1. Up to
-            `FAIR_SHARE` only computing becomes slower, beyond that both do; at 1 nothing is gained by overlapping.
+        servers: concurrent buckets.
+        contention: share of the computing core that communication uses while it is in progress, 0 to 1. Up to
+            `FAIR_SHARE` only computing becomes slower, beyond that both do; at 1 overlapping gains nothing.
     """
     simulation = _Simulation(work, servers, contention)
     computed_ms = simulation.run(backward_ms)
@@ -94,7 +94,7 @@ def overlapped_end_ms(work: Sequence[BucketWork], backward_ms: float, *, servers
 
 
 def serial(work: Sequence[BucketWork], backward_ms: float) -> Timeline:
-    """The timeline if nothing overlaps, one bucket after the other when the backward pass is over: the upper bound."""
+    """Return the timeline if nothing overlaps: bucket after bucket when the backward pass is over; the upper bound."""
     now = backward_ms + sum(bucket.copy_in_ms + bucket.encode_ms for bucket in work)
     delay = reached = 0.0
     buckets = []
@@ -111,7 +111,7 @@ def serial(work: Sequence[BucketWork], backward_ms: float) -> Timeline:
 
 
 def _drained(work: Sequence[BucketWork], computed_ms: float, done_ms: Sequence[float]) -> float:
-    """When DDP has waited for the buckets in order and copied each out."""
+    """Return the time at which DDP has waited for the buckets in order and copied each back."""
     now = computed_ms
     for bucket, done in zip(work, done_ms, strict=True):
         now = max(now, done) + bucket.copy_out_ms
@@ -137,15 +137,12 @@ class _Job:
         self.next_phase()
 
     def next_phase(self) -> None:
-        """Begin the next phase; `_DONE` follows the last one."""
+        """Go to the next phase with a duration above 0."""
         self.phase, self.left_ms = next(self.phases, (_DONE, 0.0))
 
 
 class _Simulation:
-    """One thread that computes, buckets in the order of sending, and servers that share a link.
-
-    A fit runs it ten thousands of times, so that its loops create nothing and compute no rate of an idle link.
-    """
+    """One computing thread, buckets in the order of sending, and servers that share a link."""
 
     def __init__(self, work: Sequence[BucketWork], servers: int, contention: float) -> None:
         self.work = work
@@ -160,7 +157,7 @@ class _Simulation:
         self.jobs: list[_Job] = []
 
     def run(self, backward_ms: float) -> float:
-        """Go from event to event until everything is done; return when the thread that computes was."""
+        """Process events until all buckets are done; return when computing was done."""
         reached = 0.0
         for number, bucket in enumerate(self.work):
             self._compute(max(0.0, bucket.ready_ms - reached) + bucket.copy_in_ms)
@@ -177,7 +174,7 @@ class _Simulation:
         return computed
 
     def _compute(self, left_ms: float) -> None:
-        """Let time pass until so much has been computed."""
+        """Advance time until ``left_ms`` of computing are done."""
         while left_ms > _NOTHING:
             rate = 1.0
             for job in self.jobs:
@@ -186,7 +183,7 @@ class _Simulation:
             left_ms -= rate * self._until_next(left_ms / rate, self.communicating_rate)
 
     def _until_next(self, limit_ms: float, communicating_rate: float) -> float:
-        """Let time pass until a job's phase ends or ``limit_ms`` are over; return how much."""
+        """Advance time to the end of a job's phase or by ``limit_ms``; return the elapsed time."""
         jobs, step, sharing = self.jobs, limit_ms, 0
         for job in jobs:
             if job.phase == _TRANSFER:
@@ -209,7 +206,7 @@ class _Simulation:
         return step
 
     def _serve(self) -> None:
-        """Let go of what is done, and take on what waits."""
+        """Release finished jobs and start waiting ones."""
         while True:
             for job in self.jobs:
                 if job.phase == _DONE:
