@@ -230,7 +230,7 @@ def _header(
     """Return run.json as it is at the beginning."""
     return {
         "suite": "tune",
-        "argv": list(options.argv),
+        "argv": _argv(options),
         "seed": options.seed,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "status": "running",
@@ -247,6 +247,18 @@ def _header(
         "framework": facts.get("framework", ""),
         "own_hook": facts.get("own_hook", False),
     }
+
+
+def _argv(options: LiveOptions) -> list[str]:
+    """Return the command to repeat: that of `commbench tune`, or of a script that tunes itself."""
+    if not options.invocation:
+        return list(options.argv)
+    limits = {"--steps": options.steps, "--time-limit": options.time_limit_s}
+    words = [word for name, limit in limits.items() if limit is not None for word in (name, f"{limit:g}")]
+    words += ["--bucket-cap-mb", ",".join(options.bucket_cap_mb)] if options.bucket_cap_mb else []
+    words += ["--allow", ",".join(options.allow)] if options.allow else []
+    words += ["--then", options.then] if options.then != "go-on" else []
+    return ["commbench", "tune", *words, "--out", options.out, "--", *options.argv]
 
 
 def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from commbench.results import DDP, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
+from commbench.results.info import is_live
 from commbench.tuner.predictions import predictions
 from commbench.units import counted, format_duration
 
@@ -20,6 +21,8 @@ def unfinished(run: Run) -> str:
         return ""
     why = run.info.get("reason") or ("it is running, or was killed" if status == "running" else status)
     state = "Cut short" if status == "cut" else "Not finished"
+    if is_live(run.info):
+        return f"{state}: {why.rstrip('.')}. The same command with --out {run.path} adds a launch."
     return (
         f"{state}: {why.rstrip('.')}. Everything measured is kept; the same command with --out {run.path} goes on "
         "from there."
@@ -40,6 +43,8 @@ def time_spent(run: Run) -> str:
     total = sum(launch.get("seconds", 0.0) for launch in launches)
     if not total:
         return ""
+    if is_live(run.info):
+        return f"Tuning took {format_duration(total)} of the training, in {counted(len(launches), 'launch')}."
     hung = any(launch.get("status") == "hung" for launch in launches)
     kinds = {"buffers, verification": run.records, "building models": run.training_records}
     other = [name for name, records in kinds.items() if records] + (["waiting for the hung rank"] if hung else [])

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import has_flag
 from commbench.hooks.registry import hook_words
@@ -17,8 +18,8 @@ from commbench.report.columns import VERDICT_TONES, Column, FittedTable, number,
 from commbench.report.formats import fixed, launches_of, microseconds, percent, short, with_interval
 from commbench.report.table import failures, legend, marks_of, reasons, warnings_for
 from commbench.results import DDP, PREDICTIONS, Run
-from commbench.results.info import Launch
-from commbench.results.recommendation import Recommendation, paragraph, snippets
+from commbench.results.info import Launch, is_live
+from commbench.results.recommendation import Choice, Recommendation, paragraph, setting_of, snippets
 from commbench.stats import family_hint
 from commbench.tuner.predictions import Accuracy, PredictionRow, held_out_accuracy
 from commbench.units import counted, format_duration, three_digits
@@ -40,7 +41,8 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
             Text(f"\n{training_title(group)}", style="bold"),
             FittedTable(table=tabulate(shown, _COLUMNS), file=DDP),
         ]
-        parts += [*map(Text, without_ddp(group)), *reasons((named_setting(row), row) for row in shown)]
+        parts += map(Text, [*baseline_sentences(run), *without_ddp(group)])
+        parts += reasons((named_setting(row), row) for row in shown)
     parts += legend(rows)
     return parts + [Text(f"! {warning}") for warning in training_warnings(run)]
 
@@ -57,7 +59,18 @@ def training_warnings(run: Run) -> list[str]:
     if run.info.get("candidates"):  # a tuning plans its launches, so only failures matter
         return failures([row for row in rows if row.status != "ok"], len(rows))
     flagged = [row for row in rows if not has_flag(row.flags, "same_layout")]  # its stand-in has the same flags
-    return [*warnings_for(flagged, run.info), *_undecidable(flagged)]
+    undecidable = [] if is_live(run.info) else _undecidable(flagged)  # its blocks count, too
+    return [*warnings_for(flagged, run.info), *undecidable]
+
+
+def baseline_sentences(run: Run) -> list[str]:
+    """Return a sentence on the script's own setting, to which a live tuning compares all others; else none."""
+    if not is_live(run.info):
+        return []
+    own = TrainingCase.from_key(run.info["baseline"])
+    name = Choice(**setting_of(own)).name
+    of_screening = "Times and speedups are of the screening; what is recommended rests on fresh blocks."
+    return [f"The script's own setting is {name}. {of_screening}"]
 
 
 def render_recommendation(recommendation: Recommendation) -> list[RenderableType]:

@@ -16,7 +16,8 @@ from commbench.ddp.plan.records import BucketRow, TrainingRecord, TrainingRow
 from commbench.engine.records import SCHEMA, OverlapRow, Record, Row
 from commbench.errors import InputError
 from commbench.results.files import RECOMMENDATION, RUN, SAMPLES, refusing
-from commbench.results.info import RunInfo, check_info
+from commbench.results.info import RunInfo, check_info, is_live
+from commbench.results.losses import Loss, read_losses
 from commbench.results.pairs import Matrix, PairRow, matrices, pair_rows, pair_table
 from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import AnyRecord, collective_records, read_record, training_records
@@ -80,6 +81,11 @@ class Run:
     def bucket_rows(self) -> list[BucketRow]:
         """The lines of ``buckets.csv``; empty where nothing was trained."""
         return bucket_rows(self.training_records, self.info)
+
+    @cached_property
+    def losses(self) -> list[Loss]:
+        """The losses of a person's own training while it was tuned; empty elsewhere."""
+        return read_losses(self.path) if is_live(self.info) else []
 
     @cached_property
     def collectives(self) -> DataFrame:

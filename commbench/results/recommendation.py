@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
+from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name
 from commbench.errors import InputError
 from commbench.hooks.registry import find_hook
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
@@ -191,7 +191,7 @@ class Recommendation:
     @property
     def baseline_name(self) -> str:
         """The baseline for people."""
-        return "the script's own setting" if self.is_live else "the default"
+        return baseline_name(is_live=self.is_live)
 
     @property
     def has_baseline(self) -> bool:
@@ -229,6 +229,13 @@ class Recommendation:
 
 #: Keys of ``recommendation.json`` that differ from the field's name.
 _KEYS = {each.name: each.metadata["key"] for each in dataclasses.fields(Recommendation) if "key" in each.metadata}
+
+
+def fresh_extent(launches: int, blocks: int, *, is_live: bool) -> str:
+    """Return how often a speedup was measured again: ``6 fresh launches``, ``8 fresh blocks of 1 launch``."""
+    if blocks:
+        return f"{counted(blocks, 'fresh block')} of 1 launch"
+    return f"the fresh blocks of {counted(launches, 'launch')}" if is_live else counted(launches, "fresh launch")
 
 
 def headline(found: Recommendation) -> str:

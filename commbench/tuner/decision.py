@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from commbench import stats
-from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase
+from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_name
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.hooks.registry import HOOKS
 from commbench.results.info import RunInfo, is_live
@@ -23,6 +23,7 @@ from commbench.results.recommendation import (
     SafeChoice,
     Verdict,
     alters_learning,
+    fresh_extent,
     paragraph,
     setting_of,
 )
@@ -398,19 +399,20 @@ class _Decision:
             made = counted(speedup.blocks, "block") if speedup and speedup.blocks else made
             return f"{weighed.name} was measured again in {made} only, which says nothing about the next one."
         low, high = speedup.interval.low, speedup.interval.high
+        extent = fresh_extent(speedup.launches, speedup.blocks, is_live=is_live(self.info))
         consequences = {
             "change": f"which lies wholly above the margin of {100 * MARGIN:g} %",
             "keep": f"so it is no more than {100 * MARGIN:g} % faster",
             "inconclusive": f"which neither shows nor excludes a gain beyond {100 * MARGIN:g} %",
         }
         return (
-            f"In {_extent(speedup)} {weighed.name} ran {speedup.ratio:.3f} times as fast as {baseline}, "
+            f"In {extent} {weighed.name} ran {speedup.ratio:.3f} times as fast as {baseline}, "
             f"{100 * level:.4g} % interval {low:.3f} to {high:.3f}, {consequences[verdict]}."
         )
 
     @property
     def _baseline_name(self) -> str:
-        return "the script's own setting" if is_live(self.info) else "the default"
+        return baseline_name(is_live=is_live(self.info))
 
     @property
     def _stage(self) -> str:
@@ -436,7 +438,8 @@ class _Decision:
         where = condition_flags(self.group.case.backend, self.info)
         members = [one for one in (self.group.baseline, best) if one]
         is_bimodal = any("bimodal_launches" in launch_flags(list(one.steps_ms.values())) for one in members)
-        few = f"only {launches} fresh launches, so the interval assumes log-normal launches"
+        kind = "launches" if is_live(self.info) else "fresh launches"
+        few = f"only {launches} {kind}, so the interval assumes log-normal launches"
         judged = {
             few: 1 < launches < stats.fewest_launches(level),
             "one launch, and launches differ: the same command with the same --out adds one": blocks > 0,
@@ -489,13 +492,6 @@ def _difference(pairs: Sequence[tuple[float, float]]) -> Difference:
         difference=median(own - theirs),
         difference_ci=(interval.low, interval.high) if interval else None,
     )
-
-
-def _extent(speedup: Speedup) -> str:
-    """How often a speedup was measured."""
-    if speedup.blocks:
-        return f"{speedup.blocks} fresh blocks of 1 launch"
-    return f"{speedup.launches} fresh launches"
 
 
 def _choice_of(one: Trained, speedup: Speedup | None) -> Choice:

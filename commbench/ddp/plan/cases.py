@@ -247,6 +247,11 @@ def baseline_of(cases: Sequence[TrainingCase]) -> TrainingCase:
     )
 
 
+def baseline_name(*, is_live: bool) -> str:
+    """Return the baseline for people: in a live tuning it is the setting that the person's script has chosen."""
+    return "the script's own setting" if is_live else "the default"
+
+
 def canonical_cap(text: str) -> str:
     """Return a bucket size as ``ddp.csv`` writes it: ``default``, ``25``, ``0.5`` or ``1+5+25`` (MiB).
 

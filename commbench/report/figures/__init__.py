@@ -7,6 +7,7 @@ from commbench.report.figures.drawing import Drawing
 from commbench.report.figures.energy import energy_figures
 from commbench.report.figures.launches import launch_figures
 from commbench.report.figures.learning import learning_figures
+from commbench.report.figures.live import live_figures
 from commbench.report.figures.matrix import matrix_figures
 from commbench.report.figures.sizes import size_figures
 from commbench.report.figures.timeline import timeline_figures
@@ -17,7 +18,7 @@ from commbench.results import Run
 __all__ = ["Drawing", "all_figures"]
 
 _KINDS: tuple[Callable[[Sequence[Run]], list[Drawing]], ...] = (
-    *(bucket_figures, timeline_figures, traffic_figures, learning_figures),
+    *(bucket_figures, live_figures, timeline_figures, traffic_figures, learning_figures),
     *(size_figures, launch_figures, matrix_figures, topology_figures, energy_figures),
 )
 

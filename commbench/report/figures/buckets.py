@@ -23,9 +23,10 @@ from commbench.report.figures.drawing import INK, Drawing, Style, draw, slug
 from commbench.report.figures.words import Group, Trial, groups, left_out, listed, number_text, sentences, setting_name
 from commbench.report.training import hook_label
 from commbench.results import Run
-from commbench.results.recommendation import setting_of
+from commbench.results.info import is_live
+from commbench.results.recommendation import fresh_extent, setting_of
 from commbench.tuner.predictions import predictions
-from commbench.units import counted, three_digits
+from commbench.units import three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -186,8 +187,9 @@ def _is_number(cap: str) -> bool:
 def caption_of(group: Group, lines: Sequence[Line]) -> str:
     """How to read the figure, the fastest setting of each run, and the recommended setting."""
     failed = [f"{line.name} {cap} {status}" for line in lines for cap, status in line.failed.items()]
+    over = "steps" if all(is_live(trial.run.info) and trial.launches == 1 for trial in group.trials) else "launches"
     return sentences(
-        "Median step of the slowest rank (lower is better) with 95 % intervals over launches; DDP's default buckets "
+        f"Median step of the slowest rank (lower is better) with 95 % intervals over {over}; DDP's default buckets "
         "stand by themselves.",
         "Hollow marks on dotted lines are predictions." if any(line.predicted for line in lines) else "",
         *(sentence for trial in group.trials for sentence in (_fastest(trial), _ringed(trial))),
@@ -211,13 +213,14 @@ def _fastest(trial: Trial) -> str:
         return f"{trial.prefix}nothing was timed."
     best, base = max(rows, key=lambda row: row.samples_per_s or 0.0), trial.default
     step = estimate(best.step_ms, best.step_ms_ci_low, best.step_ms_ci_high)
-    text = f"{trial.prefix}Fastest in the sweep: {setting_name(best)}, {number_text(step, 'ms') if step else ''}"
+    time = number_text(step, "ms") if step else ""
+    text = f"{trial.prefix}Fastest in the {trial.stage}: {setting_name(best)}, {time}"
     if base is None or best is base or best.speedup is None:
         return text + "."
     said = {"inconclusive": " (inconclusive)", "same": " (the same within 2 %)"}
     interval = estimate(best.speedup, best.speedup_ci_low, best.speedup_ci_high)
     ratio = number_text(interval, "times") if interval else ""
-    return f"{text}, {ratio} as fast as the default{said.get(best.verdict, '')}."
+    return f"{text}, {ratio} as fast as {trial.baseline_name}{said.get(best.verdict, '')}."
 
 
 def _ringed(trial: Trial) -> str:
@@ -225,9 +228,12 @@ def _ringed(trial: Trial) -> str:
     if found is None:
         return ""
     if not found.is_compared:
-        return f"{trial.prefix}No recommendation yet: fresh launches have not compared any setting with the default."
+        return (
+            f"{trial.prefix}No recommendation yet: fresh {'blocks' if found.is_live else 'launches'} have not compared "
+            f"any setting with {found.baseline_name}."
+        )
     ring = " (ringed)" if any(trial.is_chosen(row) for row in trial.ok) else ""
-    fresh = f"{counted(found.launches, 'fresh launch')}" if found.launches else "fresh launches"
+    fresh = fresh_extent(found.launches, found.blocks, is_live=found.is_live) if found.launches else "fresh launches"
     if found.verdict == "change":
         ends = (
             f" [{three_digits(found.speedup_ci[0])}, {three_digits(found.speedup_ci[1])}]" if found.speedup_ci else ""
@@ -236,9 +242,9 @@ def _ringed(trial: Trial) -> str:
         return f"{trial.prefix}Recommended{ring}: {found.best.name}{gain}."
     if found.verdict == "inconclusive":
         why = "one fresh launch cannot decide"
-        if found.launches > 1:
+        if found.launches > 1 or found.blocks:
             why = f"in {fresh} the interval is too wide to decide"
-        return f"{trial.prefix}Recommended{ring}: the default for now, as {why}."
+        return f"{trial.prefix}Recommended{ring}: {found.baseline_name} for now, as {why}."
     same = setting_of(found.best) == setting_of(found.baseline)
     why = "no other was faster" if same else "nothing gained more than 2 %"
-    return f"{trial.prefix}Recommended{ring}: the default, as in {fresh} {why}."
+    return f"{trial.prefix}Recommended{ring}: {found.baseline_name}, as in {fresh} {why}."

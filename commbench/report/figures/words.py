@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
+from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.report.figures.axes import Estimate
 from commbench.report.state import undecided
 from commbench.report.training import hook_label
 from commbench.results import Run
+from commbench.results.info import is_live
 from commbench.results.recommendation import Choice, Recommendation, setting_of
 from commbench.units import format_time, three_digits
 
@@ -131,6 +132,21 @@ class Trial:
     def default(self) -> TrainingRow | None:
         """The row that all others are compared with; None if it has no time."""
         return next((row for row in self.ok if row.speedup == 1.0 and not row.verdict), None)
+
+    @property
+    def stage(self) -> str:
+        """The stage of the rows."""
+        return "screening" if is_live(self.run.info) else "sweep"
+
+    @property
+    def baseline_name(self) -> str:
+        """The baseline for people."""
+        return baseline_name(is_live=is_live(self.run.info))
+
+    @property
+    def launches(self) -> int:
+        """The most launches of a row."""
+        return max((row.launches or 0 for row in self.rows), default=0)
 
     @property
     def ok(self) -> list[TrainingRow]:

@@ -17,7 +17,8 @@ from commbench.report.page.parts import Code, Fact
 from commbench.report.state import tools_of
 from commbench.report.training import named_setting
 from commbench.results import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
-from commbench.results.info import FailedRank, Launch, RunInfo
+from commbench.results.files import LOSSES
+from commbench.results.info import FailedRank, Launch, RunInfo, is_live
 from commbench.schema import LARGEST
 from commbench.system.environment import differing
 from commbench.system.host import Host
@@ -105,6 +106,7 @@ FILES = {
     DDP: "a row for each training configuration",
     "buckets.csv": "a row for each bucket of each configuration: when it was ready, sent and done",
     PREDICTIONS: "predictions beside what was measured later",
+    LOSSES: "the loss of each step of a training that was tuned",
     "recommendation.json": "the recommendation with its evidence and a snippet",
 }
 Pair = tuple[str, str]
@@ -375,6 +377,8 @@ def words_of(info: RunInfo) -> list[str]:
     Args:
         info: the content of ``run.json``.
     """
+    if is_live(info) and list(info["argv"][:1]) != ["commbench"]:  # the script tunes itself
+        return list(info["argv"])
     command = _into_another([str(word) for word in info["argv"]])
     seed = info.get("seed")
     if seed is not None and not any(word.partition("=")[0] == "--seed" for word in command):

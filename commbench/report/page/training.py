@@ -18,7 +18,14 @@ from commbench.report.columns import (
 )
 from commbench.report.formats import between, digits
 from commbench.report.page.collectives import energy_column
-from commbench.report.training import hook_label, prediction_title, trained_together, training_title, without_ddp
+from commbench.report.training import (
+    baseline_sentences,
+    hook_label,
+    prediction_title,
+    trained_together,
+    training_title,
+    without_ddp,
+)
 from commbench.results import DDP, PREDICTIONS, Run
 from commbench.tuner.predictions import PredictionRow, predictions
 
@@ -34,7 +41,7 @@ def training_tables(runs: Sequence[Run]) -> list[Table]:
         for rows in trained_together(run.training_rows):
             of_run = f"{run.name}: " if len(runs) > 1 else ""
             named = [(run.name, row) for row in rows]
-            notes = without_ddp(rows)
+            notes = [*baseline_sentences(run), *without_ddp(rows)]
             title = f"{of_run}{training_title(rows)}"
             columns = [*_COLUMNS, energy_column([run]), flag_column()]
             tables.append(make_table(title, named, columns, notes=notes, rest_in=DDP))

@@ -1,0 +1,111 @@
+"""Runs of live tuning built by hand: an experiment on simulated step times, and the directory that rank 0 writes."""
+
+import dataclasses
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from training_builders import make_training_case
+
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.live.options import LiveOptions
+from commbench.live.run import LiveFacts, LiveRun
+from commbench.tuner.experiment import UNTIMED, Experiment
+
+#: The script's own setting.
+OWN = make_training_case(workload="train.py")
+#: Milliseconds of a step by bucket size.
+STEPS_MS = {"default": 100.0, "1": 97.0, "5": 80.0, "10": 84.0, "25": 99.0, "100": 120.0}
+#: Optimiser steps before the first block.
+WARM_UP = 5
+
+
+def make_options(out: Path, **changes: object) -> LiveOptions:
+    """Return the options of a live tuning into ``out``."""
+    fields = {"out": str(out), "workload": "train.py", "argv": ("torchrun", "train.py"), "invocation": "first"}
+    return LiveOptions(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def with_cap(cap: str, **changes: object) -> TrainingCase:
+    """Return the script's setting with another bucket size."""
+    return dataclasses.replace(OWN, bucket_cap_mb=cap, **changes)  # type: ignore[arg-type]
+
+
+def make_block(
+    record: TrainingRecord | None, case: TrainingCase, steps_ms: Sequence[float], *, at: int, launch: int = 0
+) -> TrainingRecord:
+    """Return the record of a case with one more block."""
+    record = record or TrainingRecord(case=case, launch=launch, discarded=UNTIMED, parameters=8_700_000)
+    return dataclasses.replace(
+        record,
+        step_ms=(*record.step_ms, *steps_ms),
+        block_lengths=(*record.block_lengths, len(steps_ms)),
+        block_at=(*record.block_at, at),
+        block_steps=UNTIMED + len(steps_ms),
+        bucket_bytes=(1_200_000, 33_600_000),
+        measuring_s=record.measuring_s + sum(steps_ms) / 1e3,
+    )
+
+
+def make_blocks(
+    case: TrainingCase, medians_ms: Sequence[float], *, launch: int = 0, first: int = WARM_UP
+) -> TrainingRecord:
+    """Return the record of blocks of three equal steps with these times."""
+    record = None
+    for number, median_ms in enumerate(medians_ms):
+        record = make_block(record, case, [median_ms] * 3, at=first + 10 * number, launch=launch)
+    assert record is not None
+    return record
+
+
+def simulate(
+    steps_ms: Mapping[str, float] = STEPS_MS, *, launch: int = 0, noise: float = 0.02, seed: int = 3
+) -> tuple[list[TrainingRecord], str]:
+    """Tune a training with these step times; return each record that is written, and why the experiment ended."""
+    generator = random.Random(f"{seed}:{launch}")
+    settings = [with_cap(cap) for cap in steps_ms]
+    experiment = Experiment(settings, seed=seed + launch, max_steps=None)
+    records: dict[tuple[int, str], TrainingRecord] = {}
+    written, step = [], WARM_UP
+    while (block := experiment.next_block(step, None)) is not None:
+        case = dataclasses.replace(settings[block.setting], phase=block.phase)
+        usual_ms = steps_ms[case.bucket_cap_mb] * generator.lognormvariate(0, noise)
+        times_ms = [usual_ms * generator.lognormvariate(0, noise) for _ in range(block.steps)]
+        key = block.setting, block.phase
+        records[key] = make_block(records.get(key), case, times_ms, at=step, launch=launch)
+        written.append(records[key])
+        experiment.add(block, times_ms)
+        step += UNTIMED + block.steps
+    return written, experiment.ending
+
+
+def losses_until(step: int, seed: int = 3) -> list[tuple[int, float]]:
+    """Return the falling losses of a training."""
+    generator = random.Random(seed)
+    return [(number, 2.3 / (1 + number / 200) + generator.gauss(0, 0.05)) for number in range(WARM_UP, step)]
+
+
+def open_run(out: Path, *, own: TrainingCase = OWN, options: LiveOptions | None = None, **facts: object) -> LiveRun:
+    """Begin a launch of a live tuning in ``out``."""
+    known: LiveFacts = {"framework": "", "own_hook": False, **facts}  # type: ignore[typeddict-item]
+    settings = [own, *(with_cap(cap) for cap in STEPS_MS if cap != own.bucket_cap_mb)]
+    return LiveRun.open(
+        options or make_options(out), baseline=own, settings=settings, parameters=8_700_000, facts=known
+    )
+
+
+def make_live_run(
+    out: Path, steps_ms: Mapping[str, float] = STEPS_MS, *, launches: int = 1, noise: float = 0.02
+) -> None:
+    """Write the directory of a live tuning that has ended in order."""
+    for _ in range(launches):
+        run = open_run(out)
+        records, ending = simulate(steps_ms, launch=run.launch, noise=noise)
+        for record in records:
+            run.append(record)
+        end = max(record.block_at[-1] + record.block_steps for record in records)
+        run.add_losses(losses_until(end))
+        run.conclude(ending, seconds=sum(record.measuring_s for record in records[-6:]))
+        run.close()
+        run.wait()
