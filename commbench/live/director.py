@@ -81,7 +81,8 @@ class Director:
             at: the step of the training at which the block began.
             buckets: bytes of the buckets in use.
         """
-        assert self._block is not None  # noqa: S101 - it was ordered
+        if self._block is None:  # its setting was refused
+            return
         slowest = gathered.max(axis=0)
         steps_ms, gaps_ms = slowest[:, 0], slowest[:, 1]
         timed = self._undisturbed(steps_ms, gaps_ms)
@@ -112,7 +113,6 @@ class Director:
             threads_per_rank=torch.get_num_threads(),
             device=_device_name(self._model),
             parameters=sum(p.numel() for p in self._model.module.parameters() if p.requires_grad),
-            block_steps=block.steps + UNTIMED,
             discarded=UNTIMED,
         )
         self._records[key] = dataclasses.replace(
@@ -157,6 +157,7 @@ class Director:
         number = self.settings.index(setting)
         say(f"{Choice(**setting_of(setting)).name} is left out: {reason or 'another rank could not prepare it'}")
         self._experiment.leave_out(number)
+        self._block = None
 
     def conclude(self, ending: str, reason: str) -> Recommendation | None:
         """Write the conclusion, once; return it, or None if nothing can be concluded."""

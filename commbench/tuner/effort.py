@@ -17,7 +17,10 @@ from commbench.units import counted, format_duration
 
 def steps_of(record: TrainingRecord) -> int:
     """Optimiser steps of all blocks, those included that were not timed."""
-    return record.block_steps * len(record.block_lengths) or len(record.step_ms)
+    blocks = len(record.block_lengths)
+    if record.block_at:  # blocks of different lengths
+        return len(record.step_ms) + record.discarded * blocks
+    return record.block_steps * blocks or len(record.step_ms)
 
 
 def measured_steps(records: Iterable[TrainingRecord]) -> int:

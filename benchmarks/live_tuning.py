@@ -1,0 +1,207 @@
+"""What does tuning inside a training cost, and does it call equal settings different?
+
+``python benchmarks/live_tuning.py`` trains an MLP of 8.4 million parameters on two ranks and answers three questions:
+
+- *after*: a step after the decision, with the setting that was chosen, over a step of a model that had this setting
+  from its beginning; both models train in short blocks in turn.
+- *while*: a training of 300 steps with tuning over one without, in turn; and the part of it that worse settings cost.
+- *equal*: how many of some tunings among twelve equal settings (one bucket each) end with ``change``.
+
+Exit code 0 if *after* lies within 1 % of 1, *while* without the cost of worse settings is at most 1.05, and no tuning
+of equal settings says ``change``; 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from keeping import add_out, empty_out, end, own_environment, write_facts
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commbench
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.live import director
+from commbench.results import load_run
+from commbench.results.trained import median
+from commbench.stats import Interval, launch_interval
+
+WIDTH, LAYERS, BATCH = 1024, 8, 8
+#: Optimiser steps of a training in *while*, and those of a block in *after*.
+STEPS, BLOCK = 300, 10
+#: Twelve bucket sizes in MiB beyond the model's size: one bucket each.
+EQUAL = tuple(str(100 + number) for number in range(12))
+WITHIN, WHILE_MOST = 0.01, 1.05
+
+
+class Training:
+    """A model in DDP with its optimiser."""
+
+    def __init__(self, bucket_cap_mb: float | None = None, *, has_views: bool = False) -> None:
+        torch.manual_seed(0)
+        layers = itertools.chain.from_iterable((nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(LAYERS))
+        self.model = DistributedDataParallel(
+            nn.Sequential(*layers), bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=has_views
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.data = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))
+
+    def step(self) -> None:
+        """Make an optimiser step."""
+        self.optimizer.zero_grad()
+        self.model(self.data).square().mean().backward()
+        self.optimizer.step()
+
+    def seconds_of(self, steps: int) -> float:
+        """Make steps; return their time, which ranks that exchange gradients have in common."""
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        return time.perf_counter() - began
+
+
+def measure_after(directory: Path, pairs: int) -> dict[str, object]:
+    """Compare steps after a tuning with those of a model that had the chosen setting from its beginning."""
+    tuned = Training()
+    tuning = commbench.autotune(tuned.model, out=directory / "after", bucket_cap_mb=["5"], workload="mlp", steps=120)
+    while not tuning.done:
+        tuned.step()
+    cap_mb = tuned.model.bucket_bytes_cap / 2**20
+    is_default = tuned.model.bucket_bytes_cap_default
+    by_hand = Training(None if is_default else cap_mb, has_views=tuned.model.gradient_as_bucket_view)
+    by_hand.seconds_of(BLOCK)
+    ratios = []
+    for number in range(pairs):
+        turn = [tuned, by_hand] if number % 2 else [by_hand, tuned]
+        seconds = {id(training): training.seconds_of(BLOCK) for training in turn}
+        ratios.append(seconds[id(tuned)] / seconds[id(by_hand)])
+    return {"bucket_cap_mb": "default" if is_default else cap_mb, **summary(ratios)}
+
+
+def measure_while(directory: Path, pairs: int) -> dict[str, object]:
+    """Compare trainings with and without tuning, and find what worse settings cost."""
+    ratios, costs = [], []
+    for number in range(pairs):
+        out = directory / f"while{number}"
+        seconds: dict[bool, float] = {}
+        for is_tuned in (bool(number % 2), not number % 2):
+            training = Training()
+            training.seconds_of(5)
+            if is_tuned:
+                commbench.autotune(training.model, out=out, workload="mlp", steps=STEPS)
+            seconds[is_tuned] = training.seconds_of(STEPS)
+        ratios.append(seconds[True] / seconds[False])
+        if dist.get_rank() == 0:
+            costs.append(cost_of_worse(out) / seconds[False])
+    return {**summary(ratios), "cost_of_worse_settings": median(costs) if costs else None}
+
+
+def cost_of_worse(out: Path) -> float:
+    """Return the seconds that timed steps of slower settings took beyond those of the script's own setting."""
+    run = load_run(out)
+    records = {record.case: record for record in run.training_records}
+    own = TrainingCase.from_key(run.info["baseline"])
+    base_ms = median([ms for case, record in records.items() if is_setting(case, own) for ms in record.step_ms])
+    beyond = (np.sum(np.asarray(record.step_ms) - base_ms) for record in records.values())
+    return max(0.0, float(sum(beyond))) / 1e3
+
+
+def is_setting(case: TrainingCase, own: TrainingCase) -> bool:
+    """Return whether a case is the script's own setting in any phase."""
+    return dataclasses.replace(case, phase=own.phase) == own
+
+
+def measure_equal(directory: Path, runs: int) -> dict[str, object]:
+    """Tune among twelve equal settings, some times; return the verdicts."""
+    director.settings_of = equal_settings  # type: ignore[attr-defined] # no other way to have equal settings
+    verdicts = []
+    for number in range(runs):
+        training = Training(99)
+        tuning = commbench.autotune(training.model, out=directory / f"equal{number}", workload="mlp", seed=number)
+        while not tuning.done:
+            training.step()
+        verdicts.append(tuning.recommendation.verdict if tuning.recommendation else "none")
+    return {"verdicts": verdicts}
+
+
+def equal_settings(original: TrainingCase, *_: object, **__: object) -> list[TrainingCase]:
+    """Return settings with one bucket each, under different names."""
+    return [original, *(dataclasses.replace(original, bucket_cap_mb=cap) for cap in EQUAL[1:])]
+
+
+def summary(ratios: Sequence[float]) -> dict[str, object]:
+    """Return the median ratio with its 95 % interval."""
+    interval: Interval | None = launch_interval(ratios)
+    return {"ratio": median(ratios), "interval": [interval.low, interval.high] if interval else None, "ratios": ratios}
+
+
+def rank_main(arguments: argparse.Namespace) -> None:
+    """Answer all questions on a rank; rank 0 writes what was found."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    directory = Path(arguments.out)
+    found = {
+        "after": measure_after(directory, arguments.pairs),
+        "while": measure_while(directory, max(2, arguments.pairs // 8)),
+        "equal": measure_equal(directory, arguments.runs),
+    }
+    if dist.get_rank() == 0:
+        write_facts(directory / "live_tuning.json", "live_tuning", {**found, "environment": own_environment()})
+    dist.barrier()
+    os._exit(0)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Start the ranks and judge what they found."""
+    out = empty_out(arguments.out, "live-tuning")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
+        options = ["--out", scratch, "--pairs", str(arguments.pairs), "--runs", str(arguments.runs), "--rank"]
+        subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        text = (Path(scratch) / "live_tuning.json").read_text("utf-8")
+    (out / "live_tuning.json").write_text(text)
+    return report(out)
+
+
+def report(out: Path) -> int:
+    """Print each answer with its aim; return 0 if all aims are met."""
+    found = json.loads((out / "live_tuning.json").read_text("utf-8"))
+    after, during, equal = found["after"], found["while"], found["equal"]
+    net = during["ratio"] - (during["cost_of_worse_settings"] or 0.0)
+    changes = equal["verdicts"].count("change")
+    aims = {
+        f"after: {after['ratio']:.4f} {after['interval']} (aim within {WITHIN:g} of 1)": abs(after["ratio"] - 1)
+        <= WITHIN,
+        f"while: {during['ratio']:.3f}, {net:.3f} without the cost of worse settings (aim {WHILE_MOST:g})": net
+        <= WHILE_MOST,
+        f"equal: {changes} of {len(equal['verdicts'])} say change (aim 0)": not changes,
+    }
+    for text, is_met in aims.items():
+        sys.stdout.write(f"{'met ' if is_met else 'MISSED '}{text}\n")
+    return 0 if all(aims.values()) else 1
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_out(parser, "live-tuning")
+    parser.add_argument("--pairs", type=int, default=32, help="pairs of blocks in *after*, an eighth of it in *while*")
+    parser.add_argument("--runs", type=int, default=20, help="tunings of equal settings")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    with contextlib.suppress(BrokenPipeError):
+        rank_main(given) if given.rank else end("live_tuning", lambda: main(given))
