@@ -1,4 +1,4 @@
-"""What analysis adds to a run, computed once per run."""
+"""Analyses of a run, each computed once per run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from commbench.results.sharing import of_interconnect
 
 @once_per_run
 def network_model(run: Run) -> NetworkModel:
-    """Return what ``model.json`` holds, fitted to the records; without curves if too few sizes were measured.
+    """Return the contents of ``model.json``, fitted to the records; without curves if too few sizes were measured.
 
-    Ranks that share a GPU are left out: their times are no measure of a network.
+    Ranks that share a GPU are left out, because their times do not measure a network.
     """
     return NetworkModel.fit(of_interconnect(run.records, run.info))
 
@@ -27,8 +27,8 @@ def straggler_findings(run: Run) -> Findings:
 
 @once_per_run
 def all_rank_rows(run: Run) -> list[Row]:
-    """Return the rows of ``collectives.csv`` of cases in which all ranks take part."""
-    return scaling.whole_rows(run.records, run.keyed_rows)
+    """Return the rows of ``collectives.csv`` for cases in which all ranks take part."""
+    return scaling.all_rank_rows(run.records, run.keyed_rows)
 
 
 @once_per_run

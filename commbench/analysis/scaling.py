@@ -1,4 +1,4 @@
-"""Scaling studies: how the time of a case grows with the ranks that take part."""
+"""Scaling studies: growth of a case's time with the number of ranks."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from commbench.results.summary import RowKey, keyed_records, keyed_rows
 
 Floats = NDArray[np.float64]
 
-#: Sizes that differ by less are one: a rank's share is rounded up to one element, which depends on the ranks.
+#: Sizes that differ by less count as equal: a rank's share is rounded up to one element.
 SAME_SIZE = 0.01
-#: How far beyond its interval a time may lie for a law to be said to hold.
+#: A law holds if each time is within its interval widened by this share.
 TOLERANCE = 0.02
 #: A time is constant if it is shown to change by no more than this ratio.
 CONSTANT = 1.1
-#: From so many numbers of ranks on a law is looked for: it has two unknowns.
+#: A law has two unknowns, so it needs at least this many numbers of ranks.
 FEWEST_SIZES = 3
 
-#: What a time may grow with, as a function of the number of ranks.
+#: Candidate laws of growth, as functions of the number of ranks.
 _LAWS = {"log2 n": math.log2, "n": float}
 
 
@@ -40,7 +40,7 @@ class Growth:
     """One case on several numbers of ranks."""
 
     case: Case
-    """On the most ranks."""
+    """The case on the most ranks."""
     rows: Mapping[int, Row]
     """By number of ranks, ascending."""
     ratio: float
@@ -48,19 +48,19 @@ class Growth:
     interval: stats.Interval | None
     """The ratio's 95 % interval over launches; None below two launches."""
     law: str
-    """``constant`` (shown to be, within `CONSTANT`), ``log2 n``, ``n``, ``log2 n or n`` where the intervals allow both,
-    ``neither``; ``undecided`` where no growth is shown and none ruled out; empty with too few numbers of ranks, and
-    where ranks share a GPU."""
+    """``constant`` (within `CONSTANT`), ``log2 n``, ``n``, ``log2 n or n`` if the intervals allow both, ``neither``.
+    ``undecided`` if growth is neither shown nor excluded. Empty with too few numbers of ranks and on shared GPUs.
+    """
 
 
 def growths(records: Iterable[Record], info: RunInfo) -> list[Growth]:
-    """What a scaling study says, in the order of the rows; empty of a run that is none.
+    """Return the growth of each case of a scaling study, in the order of the rows; empty for other runs.
 
-    A case counts with every number of ranks on which it was timed, as one group, with the same size but for rounding.
+    A case needs to be timed on all its numbers of ranks, as one group, with the same size except for rounding.
 
     Args:
-        records: as ``samples.jsonl`` holds them.
-        info: as ``run.json`` holds it; ``world_size`` is that of cases that name none.
+        records: of ``samples.jsonl``.
+        info: contents of ``run.json``; its ``world_size`` is that of cases without one.
     """
     records = list(records)
     cases = {record.case.key: record.case for record in records}
@@ -68,24 +68,24 @@ def growths(records: Iterable[Record], info: RunInfo) -> list[Growth]:
         return []
     rows, launches = keyed_rows(records, info), keyed_records(records)
     rows_of_case = Counter(key for key, _ in rows)
-    found: dict[tuple[Any, ...], dict[int, tuple[Case, Row, list[Record]]]] = {}
+    by_case: dict[tuple[Any, ...], dict[int, tuple[Case, Row, list[Record]]]] = {}
     for key, row in rows.items():
         case, ranks = cases[key[0]], cases[key[0]].world_size or info.get("world_size")
         if ranks and row.status == "ok" and row.time_us and rows_of_case[key[0]] == 1:
-            found.setdefault(_alike(case, found), {})[int(ranks)] = (case, row, launches[key])
-    return [_growth(dict(sorted(by_ranks.items()))) for by_ranks in found.values() if len(by_ranks) > 1]
+            by_case.setdefault(_alike(case, by_case), {})[int(ranks)] = (case, row, launches[key])
+    return [_growth(dict(sorted(by_ranks.items()))) for by_ranks in by_case.values() if len(by_ranks) > 1]
 
 
-def whole_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> list[Row]:
-    """Those of the rows that are of cases in which all ranks take part."""
+def all_rank_rows(records: Iterable[Record], rows: Mapping[RowKey, Row]) -> list[Row]:
+    """Return the rows of cases in which all ranks take part."""
     parts = {record.case.key for record in records if record.case.world_size is not None}
     return [row for key, row in rows.items() if key[0] not in parts]
 
 
-def _alike(case: Case, known: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """What is the same on all numbers of ranks, the size being that of a known case where it differs by rounding."""
+def _alike(case: Case, known_keys: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return the key that a case shares over numbers of ranks; sizes that differ by rounding are equal."""
     fields = replace(case, world_size=None, message_bytes=0)
-    for other, size in known:
+    for other, size in known_keys:
         if other == fields and abs(size - case.message_bytes) <= SAME_SIZE * size:
             return other, size
     return fields, case.message_bytes
@@ -93,9 +93,9 @@ def _alike(case: Case, known: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 def _growth(by_ranks: Mapping[int, tuple[Case, Row, list[Record]]]) -> Growth:
     first, last = min(by_ranks), max(by_ranks)
-    one, other = (_medians(by_ranks[ranks][2]) for ranks in (first, last))
-    paired = sorted(one.keys() & other.keys())
-    times = ([one[launch] for launch in paired], [other[launch] for launch in paired])
+    first_medians, last_medians = (_medians(by_ranks[ranks][2]) for ranks in (first, last))
+    paired = sorted(first_medians.keys() & last_medians.keys())
+    times = ([first_medians[launch] for launch in paired], [last_medians[launch] for launch in paired])
     ratio, interval = by_ranks[last][1].time_us or 0.0, None
     ratio /= by_ranks[first][1].time_us or math.nan
     if len(paired) > 1:
@@ -108,17 +108,17 @@ def _growth(by_ranks: Mapping[int, tuple[Case, Row, list[Record]]]) -> Growth:
 
 
 def _medians(records: Iterable[Record]) -> dict[int, float]:
-    """The median time of each launch."""
+    """Return the median time of each launch."""
     return {r.launch: float(np.median(r.times_us)) for r in records if r.status == "ok" and len(r.times_us)}
 
 
 def law_of(rows: Mapping[int, Row]) -> str:
-    """Which laws of growth agree with all intervals, as in `Growth`.
+    """Return the laws of growth that agree with all intervals; see `Growth`.
 
-    A law is a + b f(n) with b >= 0. It holds if some a and b lead it through every interval, widened by `TOLERANCE`.
+    A law is a + b f(n) with b >= 0. It holds if some a and b fit every interval, widened by `TOLERANCE`.
     """
     bounds = [(row.time_us_ci_low, row.time_us_ci_high) for row in rows.values()]
-    if len(rows) < FEWEST_SIZES or any(bound is None for both in bounds for bound in both):
+    if len(rows) < FEWEST_SIZES or any(bound is None for interval in bounds for bound in interval):
         return ""
     low, high = np.array(bounds, dtype=float).T
     low, high = (1 - TOLERANCE) * low, (1 + TOLERANCE) * high
@@ -129,16 +129,16 @@ def law_of(rows: Mapping[int, Row]) -> str:
 
 
 def _runs_through(x: Floats, low: Floats, high: Floats) -> bool:
-    """Whether a line that does not fall runs through all intervals: each two of them bound its slope."""
-    apart = x[None, :] - x[:, None]
-    later = apart > 0
-    steepest = (high[None, :] - low[:, None])[later] / apart[later]
-    flattest = (low[None, :] - high[:, None])[later] / apart[later]
+    """Return whether a non-decreasing line runs through all intervals: each two of them bound its slope."""
+    distances = x[None, :] - x[:, None]
+    later = distances > 0
+    steepest = (high[None, :] - low[:, None])[later] / distances[later]
+    flattest = (low[None, :] - high[:, None])[later] / distances[later]
     return bool(max(0.0, flattest.max()) <= steepest.min())
 
 
 def order_of(growth: Growth) -> tuple[Any, ...]:
-    """Operations and patterns in their order, then sizes, then backends."""
+    """Return the sort key: operation, pattern, size, backend."""
     case = growth.case
     place = list(OPERATIONS).index(case.operation), pattern_order(case.pattern)
     return *place, case.dtype or "", case.message_bytes, case.backend

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commbench.analysis.stragglers.findings import Family, Findings, Straggler
-from commbench.analysis.stragglers.matrix import Links, places
+from commbench.analysis.stragglers.matrix import Links, numbered_hosts
 from commbench.collectives.operations import OPERATIONS
 from commbench.report.columns import Cell, plain_table, printed
 from commbench.results.pairs import Matrix
@@ -63,7 +63,7 @@ def _units(matrix: Matrix) -> tuple[list[str], Links]:
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.log(np.where(matrix.is_sound, matrix.time_us, np.nan))[None, :]
     links = Links(source=matrix.source, target=matrix.target, values=values)
-    hosts, place = places(matrix.hosts)
+    hosts, place = numbered_hosts(matrix.hosts)
     if len(hosts) > 1:
         return hosts, links.gathered(place)
     return [f"rank {rank}" for rank in range(len(matrix.hosts))], links

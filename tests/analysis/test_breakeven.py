@@ -113,7 +113,7 @@ def test_measured_wins_and_losses_agree_or_not() -> None:
     assert points[1].speedup == pytest.approx(100 / 80)
     never = compare_with_measured(BreakEven(world_size=4, dense_ms=100.0, density=None), rows)
     assert [point.agrees for point in never] == [False, False, None, True]
-    with pytest.raises(InputError, match="No step with none was measured on 8 ranks"):
+    with pytest.raises(InputError, match="no step with none was measured on 8 ranks"):
         compare_with_measured(BreakEven(world_size=8, dense_ms=1.0, density=0.1), rows)
 
 

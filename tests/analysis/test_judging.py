@@ -73,7 +73,7 @@ def test_majority_is_typical_unless_asked_otherwise() -> None:
     values = equals(12, 6, seed=4)
     values[:, :8] += math.log(4.0)
     assert [] == list(judge(values, alpha=ALPHA).slow)
-    assert set(range(8)) == set(judge(values, alpha=ALPHA, minority=False).slow)
+    assert set(range(8)) == set(judge(values, alpha=ALPHA, is_minority=False).slow)
 
 
 def test_small_difference_does_not_matter() -> None:
@@ -120,7 +120,7 @@ def test_equals_are_left_alone(units: int, modes: float) -> None:
     """Name anything in at most 1 % of runs of equals, with tails and with modes."""
     runs = repetitions(400)
     alarms = sum(
-        bool(judge(equals(units, 6, seed=s, modes=modes), alpha=ALPHA, minority=False).slow) for s in range(runs)
+        bool(judge(equals(units, 6, seed=s, modes=modes), alpha=ALPHA, is_minority=False).slow) for s in range(runs)
     )
     assert (ALPHA + slack(ALPHA, 400)) * runs >= alarms
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from commbench.analysis.scaling import Growth, growths, law_of, order_of, whole_rows
+from commbench.analysis.scaling import Growth, all_rank_rows, growths, law_of, order_of
 from commbench.cli.presentation import print_run
 from commbench.collectives.patterns import rank_list
 from commbench.engine.records import GroupTimes, Record, Row
@@ -132,7 +132,7 @@ def test_ordinary_runs_are_no_study() -> None:
     """Make nothing of runs in which all ranks always took part."""
     records = [make_record(), make_record(launch=1)]
     assert [] == growths(records, make_info())
-    assert 1 == len(whole_rows(records, keyed_rows(records, make_info())))
+    assert 1 == len(all_rank_rows(records, keyed_rows(records, make_info())))
 
 
 def test_patterns_follow_the_order_of_the_rows() -> None:

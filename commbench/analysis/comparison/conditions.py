@@ -1,4 +1,4 @@
-"""Under which conditions runs were measured, and which differences between them make a comparison unsound."""
+"""Conditions of measurements, and which differences between them make a comparison unsound."""
 
 import re
 from collections import Counter
@@ -18,7 +18,7 @@ _NETWORK = "it sets what the network can deliver"
 _CARRIER = "another one carries the operation in another way"
 _TIMING = "times are taken in another way"
 
-#: Conditions that must be alike, and why: where one differs, a difference of times could come from it as well.
+#: Conditions that must agree, and why: if one differs, it could explain a difference of times.
 UNSOUND: Mapping[str, str] = {
     # run.json
     **dict.fromkeys(("world_size", "nodes", "ranks_per_node", "ranks_per_gpu", "group_size"), _RANKS),
@@ -38,76 +38,77 @@ UNSOUND: Mapping[str, str] = {
     "batch": "operations that are timed together overlap a little",
     "threads_per_rank": "it sets how fast a rank computes",
 }
-#: An interface counts only where ranks are on several hosts.
+#: Interfaces count only if ranks are on several hosts.
 _INTERFACE = "interface "
-#: Settings that choose where or how ranks are started, not how they communicate.
+#: Variables that choose where and how ranks start, not how they communicate.
 _STARTING = re.compile(r"SLURM_.*|PBS_.*|(OMPI|PRTE)_MCA_(plm|ras|ess)_.*|MPI4PY_.*|NUMBA_.*|CUDA_VISIBLE_DEVICES")
-#: Settings of libraries that matter only where these carried something; all others matter to all.
+#: Variables that matter only if their library was used; all other variables always matter.
 _LIBRARIES = {
     "mpi": re.compile(r"(OMPI|PRTE|MPICH|MPIR|I_MPI|UCX|FI|PSM2|PSM3)_.*"),
     "gloo": re.compile(r"(GLOO|TORCH_GLOO)_.*"),
     "nccl": re.compile(r"(NCCL|TORCH_NCCL|CUDA_MPS|UCX|FI)_.*"),
 }
 _SETTING = "a setting of the libraries or of their threads is part of what is measured"
-#: What carries a comparison is named beside backends where training is compared.
+#: Carrier of a comparison of training, beside backends.
 TRAINING = "training"
 
 _RUN_ENTRIES = ("world_size", "nodes", "ranks_per_node", "ranks_per_gpu", "oversubscribed")
-#: Merely to be known.
+#: Differences that are listed without consequences.
 _RUN_NOTES = ("status", "git_commit", "budget", "launcher")
 _COLUMNS = (
     *("device", "library", "transport", "group_size", "time", "sync", "loop", "algorithm", "batch"),
     *("threads_per_rank", "bucket_mb"),
 )
-#: How a case was timed, which a probe may choose anew in each run: it tells of that case only.
+#: How a case was timed. A probe may choose it in each run, so a difference concerns that case only.
 _TIMED = ("time", "sync", "loop", "batch")
-#: It is always chosen so; where one of the others differs in all cases, something else was asked for.
+#: A probe always chooses the batch. If another one of `_TIMED` differs in all cases, the runs were requested
+#: differently.
 _CHOSEN = "batch"
 _ENVIRONMENT = ("hosts", "versions", "variables", "mpi_library", "nccl_library", "emulated")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A condition that runs do not have in common."""
+    """A condition in which runs differ."""
 
     name: str
     text: str
-    """What each side states: ``A's vs B's``, or of several baselines what they state."""
+    """The values: ``A's vs B's``; with several baselines, all of theirs."""
     reason: str = ""
-    """Why times measured under unlike ones cannot be compared; empty where it should merely be known."""
+    """Why times under different conditions cannot be compared; empty if they can."""
     is_among_baselines: bool = False
-    """Whether several baselines differ in it from each other."""
+    """Whether the baselines differ in it."""
     is_of_cases: bool = False
-    """Whether only the cases that differ in it get no verdict, and others can be judged all the same."""
+    """Whether only cases that differ in it lack a verdict."""
 
     @property
     def is_unsound(self) -> bool:
-        """Whether nothing can be compared soundly."""
+        """Whether it makes the whole comparison unsound."""
         return bool(self.reason) and not self.is_of_cases
 
     def __str__(self) -> str:
-        """As a line of the output has it."""
+        """Return its line of the output."""
         return f"{self.name}: {self.text}"
 
 
 def differences(baselines: Sequence[RunInfo], b: RunInfo, *, carriers: Collection[str]) -> list[Difference]:
-    """In what run B and the baselines differ, and the baselines from each other; what makes it unsound comes first.
+    """Return the conditions in which run B and the baselines differ, or the baselines among each other.
 
-    A condition that a run does not state is not known, hence no difference.
+    Those that make a comparison unsound come first. A condition that a run does not state makes no difference.
 
     Args:
-        baselines: each as ``run.json`` holds it.
-        b: what ``run.json`` of B holds.
-        carriers: the backends of the cases to be compared, and `TRAINING` where there are configurations among them,
-            whose rows say nothing of their library.
+        baselines: contents of ``run.json`` of each.
+        b: contents of ``run.json`` of B.
+        carriers: backends of the compared cases, and `TRAINING` if there are training configurations, whose rows do not
+            name their library.
     """
     infos = [*baselines, b]
     settings = {name for info in infos for name in _environment(info).get("variables") or ()}
-    found = []
+    unequal = []
     for name, texts in _texts(infos).items():
         before, after = list(dict.fromkeys(text for text in texts[:-1] if text is not None)), texts[-1]
         if len(before) > 1 or (before and after is not None and before != [after]):
-            found.append(
+            unequal.append(
                 Difference(
                     name=name,
                     text=", ".join(before) + (f" vs {after}" if after is not None else ""),
@@ -115,45 +116,47 @@ def differences(baselines: Sequence[RunInfo], b: RunInfo, *, carriers: Collectio
                     is_among_baselines=len(before) > 1,
                 )
             )
-    return sorted(found, key=lambda one: not one.reason)
+    return sorted(unequal, key=lambda difference: not difference.reason)
 
 
 def _texts(infos: Sequence[RunInfo]) -> Mapping[str, Sequence[str | None]]:
-    """Each condition in the words of every run; None where it does not state it."""
+    """Return each condition's text in every run; None if a run does not state it."""
     stated = [_facts(info) for info in infos]
-    own = {name: [facts.get(name) for facts in stated] for name in dict.fromkeys(n for facts in stated for n in facts)}
+    of_runs = {
+        name: [facts.get(name) for facts in stated] for name in dict.fromkeys(n for facts in stated for n in facts)
+    }
     environments = [_environment(info) for info in infos]
-    known = [at for at, environment in enumerate(environments) if environment]
-    of_hosts = differing([environments[at] for at in known])
-    spread = {name: dict(zip(known, texts, strict=True)) for name, texts in of_hosts.items()}
-    return own | {name: [texts.get(at) for at in range(len(infos))] for name, texts in spread.items()}
+    stated_at = [at for at, environment in enumerate(environments) if environment]
+    of_hosts = differing([environments[at] for at in stated_at])
+    spread = {name: dict(zip(stated_at, texts, strict=True)) for name, texts in of_hosts.items()}
+    return of_runs | {name: [texts.get(at) for at in range(len(infos))] for name, texts in spread.items()}
 
 
 def _facts(info: RunInfo) -> dict[str, str]:
-    """What a run states beside the conditions of its hosts, and their names and kernels' series."""
+    """Return the conditions that a run states, with the names and kernel series of its hosts."""
     stated: Mapping[str, object] = info
-    found = {name: str(stated[name]) for name in (*_RUN_ENTRIES, *_RUN_NOTES) if stated.get(name) is not None}
+    facts = {name: str(stated[name]) for name in (*_RUN_ENTRIES, *_RUN_NOTES) if stated.get(name) is not None}
     if info.get("ranks"):
         counts = sorted({len(rank.get("cpus") or ()) for rank in info["ranks"]})
-        found["cpus_per_rank"] = ", ".join(map(str, counts))
+        facts["cpus_per_rank"] = ", ".join(map(str, counts))
     hosts = _environment(info).get("hosts", ())
     names = {name for host in hosts if (name := host.get("hostname"))}
     series = {_series(kernel) for host in hosts if (kernel := host.get("kernel"))}
-    found |= {
+    facts |= {
         name: ", ".join(sorted(texts)) for name, texts in (("hostname", names), ("kernel series", series)) if texts
     }
-    return found
+    return facts
 
 
 def _environment(info: RunInfo) -> Environment:
-    """The run environment within ``run.json``; empty where no host is stated, as of an imported run."""
+    """Return the environment within ``run.json``; empty for an imported run, which states no host."""
     stated: JsonMapping = info.get("environment", info)
-    found = {name: stated[name] for name in _ENVIRONMENT if stated.get(name) is not None}
-    return cast("Environment", found) if found.get("hosts") else {}
+    environment = {name: stated[name] for name in _ENVIRONMENT if stated.get(name) is not None}
+    return cast("Environment", environment) if environment.get("hosts") else {}
 
 
 def _series(kernel: str) -> str:
-    """The first two numbers of a kernel's release: patch levels within them are alike."""
+    """Return the first two numbers of a kernel's release; patch levels do not matter."""
     return ".".join(kernel.split(".")[:2])
 
 
@@ -168,26 +171,26 @@ def _setting(name: str, carriers: Collection[str]) -> str:
 def _reason(name: str, info: RunInfo, carriers: Collection[str]) -> str:
     if name.startswith(_INTERFACE):
         return _NETWORK if (info.get("nodes") or 1) > 1 else ""
-    if name == "torch":  # rows of collectives name what carried them
+    if name == "torch":  # rows of collectives name their library
         return _CARRIER if TRAINING in carriers else ""
     return UNSOUND.get(name, "")
 
 
 def differing_cases(pairs: Sequence[tuple[Sequence[Measured], Measured]], *, force: bool) -> list[Difference]:
-    """In what the cases were carried and timed unlike, each kind once with the number of cases.
+    """Return the differences in how cases were carried and timed, each kind once with its number of cases.
 
     Args:
-        pairs: of each case what baselines and B measured.
-        force: compare also what was timed unlike.
+        pairs: for each case, the rows of the baselines and of B.
+        force: whether to compare cases that were timed differently.
     """
-    found: Counter[tuple[str, str]] = Counter()
-    for before, own in pairs:
+    counts: Counter[tuple[str, str]] = Counter()
+    for before, row_b in pairs:
         for name in _COLUMNS:
-            if is_unlike(before, own, name):
-                texts = dict.fromkeys(one.condition(name) for one in before)
-                found[name, f"{', '.join(texts)} vs {own.condition(name)}"] += 1
+            if is_unlike(before, row_b, name):
+                texts = dict.fromkeys(row.condition(name) for row in before)
+                counts[name, f"{', '.join(texts)} vs {row_b.condition(name)}"] += 1
     totals: Counter[str] = Counter()
-    for (name, _), count in found.items():
+    for (name, _), count in counts.items():
         totals[name] += count
     return [
         Difference(
@@ -196,16 +199,16 @@ def differing_cases(pairs: Sequence[tuple[Sequence[Measured], Measured]], *, for
             reason=UNSOUND.get(name, ""),
             is_of_cases=name == _CHOSEN or (name in _TIMED and not force and totals[name] < len(pairs)),
         )
-        for (name, text), count in found.items()
+        for (name, text), count in counts.items()
     ]
 
 
-def is_unlike(before: Sequence[Measured], own: Measured, name: str) -> bool:
-    """Whether baselines and B, or baselines among each other, differ in a condition that all of them state."""
-    texts = [one.condition(name) for one in (*before, own)]
+def is_unlike(before: Sequence[Measured], row_b: Measured, name: str) -> bool:
+    """Return whether B and the baselines, or the baselines among each other, differ in a condition that all state."""
+    texts = [row.condition(name) for row in (*before, row_b)]
     return all(texts) and len(set(texts)) > 1
 
 
-def is_timed_alike(before: Sequence[Measured], own: Measured, *, force: bool) -> bool:
-    """Whether a case can be judged: it was timed in the same way, but for what is forced."""
-    return not any(is_unlike(before, own, name) for name in ((_CHOSEN,) if force else _TIMED))
+def is_timed_alike(before: Sequence[Measured], row_b: Measured, *, force: bool) -> bool:
+    """Return whether a case can be judged: it was timed in the same way, except for what ``force`` allows."""
+    return not any(is_unlike(before, row_b, name) for name in ((_CHOSEN,) if force else _TIMED))

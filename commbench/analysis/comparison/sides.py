@@ -1,4 +1,4 @@
-"""What is compared: every row of a run with its launch medians, and several runs as one side."""
+"""The two sides of a comparison: rows with their launch medians, and several runs pooled as one side."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,32 +14,32 @@ from commbench.results.summary import RowKey, keyed_records, keyed_rows, launch_
 from commbench.results.training_summary import swept
 
 AnyCase = Case | TrainingCase
-#: What a launch's time is where commbench measured.
+#: The definition of a launch's time in commbench.
 OWN_TIME = "median over repetitions of the slowest rank"
-#: What a row of ``ddp.csv`` says of its case.
+#: Columns of ``ddp.csv`` that identify its case.
 _ASKED = [f.name for f in dataclasses.fields(TrainingCase) if f.name != "phase"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One row of a run."""
+    """One row of a run with its launch medians."""
 
     case: AnyCase
     group: str = ""
-    """Where the case's pattern makes groups."""
+    """The group, if the case's pattern makes groups."""
     row: Row | TrainingRow
     medians_us: Sequence[float]
-    """Of each launch that went well."""
+    """Of each valid launch."""
     time_means: str = OWN_TIME
-    """What these times are; other tools mean other things."""
+    """Definition of these times; other tools use other definitions."""
 
     @property
     def is_timed(self) -> bool:
-        """Whether there is something to compare."""
+        """Whether there are times to compare."""
         return self.row.status == "ok" and bool(self.medians_us)
 
     def condition(self, name: str) -> str:
-        """What it states of a condition of single cases; empty where it does not."""
+        """Return the value of a condition of single cases; empty if not stated."""
         return self.time_means if name == "time" else str(getattr(self.row, name, None) or "")
 
 
@@ -47,7 +47,7 @@ Rows = Mapping[RowKey, Measured]
 
 
 def measured(run: Run) -> dict[RowKey, Measured]:
-    """The rows of ``collectives.csv``, then those of ``ddp.csv`` that were measured themselves, in their order."""
+    """Return the rows of ``collectives.csv``, then the rows of ``ddp.csv`` with own measurements, in their order."""
     return _collectives(run) | _configurations(run)
 
 
@@ -66,26 +66,26 @@ def _collectives(run: Run) -> dict[RowKey, Measured]:
 
 
 def _configurations(run: Run) -> dict[RowKey, Measured]:
-    by_setting = {dataclasses.replace(one.case, phase=""): one for one in swept(run.training_records).values()}
-    found = {}
+    by_setting = {dataclasses.replace(record.case, phase=""): record for record in swept(run.training_records).values()}
+    rows = {}
     for row in run.training_rows:
         case = TrainingCase(**{name: getattr(row, name) for name in _ASKED}, phase="")
-        one = by_setting.get(case)  # none where another with the same buckets was measured for it
-        if one is not None:
-            medians = [1e3 * step_ms for step_ms in one.steps_ms.values()]
-            found[one.case.key, ""] = Measured(case=one.case, row=row, medians_us=medians)
-    return found
+        record = by_setting.get(case)  # none where another with the same buckets was measured for it
+        if record is not None:
+            medians = [1e3 * step_ms for step_ms in record.steps_ms.values()]
+            rows[record.case.key, ""] = Measured(case=record.case, row=row, medians_us=medians)
+    return rows
 
 
 def in_like_groups(sides: Sequence[Rows]) -> list[dict[RowKey, Measured]]:
-    """The same, but a case of which a run knows no group, because it failed, stands for each group others know."""
+    """Return the sides with the same groups: a failed case without groups stands for each group of the others."""
     groups: dict[str, list[RowKey]] = {}
     for side in sides:
         for key in side:
             if key[1] and key not in groups.setdefault(key[0], []):
                 groups[key[0]].append(key)
     return [
-        {asked: one for key, one in side.items() for asked in ([key] if key[1] else groups.get(key[0], [key]))}
+        {row_key: row for key, row in side.items() for row_key in ([key] if key[1] else groups.get(key[0], [key]))}
         for side in sides
     ]
 
@@ -98,26 +98,26 @@ class Pooled:
 
     @property
     def timed(self) -> Sequence[Measured]:
-        """The runs that it can be compared with."""
-        return [one for one in self.members if one.is_timed]
+        """The runs with times."""
+        return [member for member in self.members if member.is_timed]
 
     @property
     def launches_us(self) -> list[float]:
-        """The launch medians of these, run after run."""
-        return [time for one in self.timed for time in one.medians_us]
+        """The launch medians of these runs, run after run."""
+        return [time for member in self.timed for time in member.medians_us]
 
     @property
     def time_us(self) -> float:
         """The median of the runs' medians."""
-        return float(median([median(one.medians_us) for one in self.timed]))
+        return float(median([median(member.medians_us) for member in self.timed]))
 
     @property
     def status(self) -> str:
-        """``ok`` where one run could measure it, else as the last one ended."""
+        """``ok`` if any run measured it, else the status in the last run."""
         return "ok" if self.timed else self.members[-1].row.status
 
 
 def pooled(sides: Sequence[Rows]) -> dict[RowKey, Pooled]:
-    """Each row that any of the runs has."""
+    """Return each row that any of the runs has."""
     keys = dict.fromkeys(key for side in sides for key in side)
     return {key: Pooled(members=[side[key] for side in sides if key in side]) for key in keys}

@@ -1,4 +1,4 @@
-"""The comparison itself: run B relative to one baseline or several, case by case."""
+"""The comparison of run B with one baseline or several, case by case."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,34 +17,34 @@ from commbench.results.summary import RowKey
 from commbench.stats import MARGIN, Comparison, Verdict
 
 FALSE_DISCOVERY_RATE = 0.05
-#: With fewer baselines little is known of how runs differ (see `commbench.stats.hierarchy`).
+#: With fewer baselines the variance between runs is poorly known (see `commbench.stats.hierarchy`).
 ENOUGH_BASELINES = 5
-#: Differences that a refusal names.
+#: Number of differences that an error message names.
 _NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedCase:
-    """One case, or one group of its ranks, that both sides measured well."""
+    """One case, or one group of its ranks, with valid times on both sides."""
 
     case: AnyCase
     group: str = ""
-    """Where the case's pattern makes groups."""
+    """The group, if the case's pattern makes groups."""
     time_a_us: float
-    """Median over launches, of several baselines the median of theirs; for training the time of a step."""
+    """Median over launches; with several baselines the median of their medians; for training the step time."""
     time_b_us: float
     baselines: int = 1
-    """How many baselines it was timed in."""
+    """Number of baselines with times."""
     comparison: Comparison
 
     def is_beyond(self, threshold: float) -> bool:
-        """Whether it is slower, with the interval wholly beyond ``threshold``."""
+        """Return whether it is slower, with the interval wholly beyond ``threshold``."""
         interval = self.comparison.interval
         return self.comparison.verdict is Verdict.SLOWER and interval is not None and interval.low > 1 + threshold
 
     @property
-    def badness(self) -> tuple[bool, float]:
-        """What to sort by: slower ones by what is sure of them, then the others by their ratio."""
+    def severity(self) -> tuple[bool, float]:
+        """Sort key: slower cases by the lower end of their interval, then the others by their ratio."""
         interval = self.comparison.interval
         is_slower = self.comparison.verdict is Verdict.SLOWER
         return is_slower, interval.low if is_slower and interval else self.comparison.ratio
@@ -56,9 +56,10 @@ class BrokenCase:
 
     case: AnyCase
     group: str = ""
+    """The group, if the case's pattern makes groups."""
     status_a: str
     status_b: str
-    """``missing`` where B ended before it, and had the plan of a baseline."""
+    """``missing`` if B was planned like a baseline and ended before this case."""
 
     @property
     def is_regression(self) -> bool:
@@ -71,7 +72,7 @@ class ComparisonTable:
     """B relative to A, case by case in the order of the rows, collectives before training."""
 
     names_a: tuple[str, ...]
-    """The baseline's directory, or those of all."""
+    """Directories of the baselines."""
     name_b: str
     is_complete: bool = True
     """Whether B was measured to its end."""
@@ -81,18 +82,18 @@ class ComparisonTable:
     only_in_a: tuple[AnyCase, ...] = ()
     only_in_b: tuple[AnyCase, ...] = ()
     differences: tuple[Difference, ...] = ()
-    """Conditions that differ; where one makes the comparison unsound it was forced."""
-    too_few_launches: bool = False
-    """Whether these launches are too few for one changed case in a family of this size to be found."""
+    """Conditions that differ; an unsound one means that the comparison was forced."""
+    has_too_few_launches: bool = False
+    """Whether a single changed case could not be detected with so few launches."""
 
     @property
     def is_forced(self) -> bool:
-        """Whether conditions differ that should be alike."""
+        """Whether conditions differ that should agree."""
         return any(difference.is_unsound for difference in self.differences)
 
     @property
     def counts(self) -> dict[Verdict, int]:
-        """How many cases got each verdict, worst first."""
+        """Return the number of cases by verdict, worst first."""
         counted = Counter(case.comparison.verdict for case in self.cases)
         return {v: counted[v] for v in (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE)}
 
@@ -102,13 +103,13 @@ class ComparisonTable:
         return self.regressions_beyond(self.margin)
 
     def regressions_beyond(self, threshold: float) -> tuple[AnyCase, ...]:
-        """The cases that became slower, with the interval wholly beyond ``threshold``, or that only A could measure."""
-        slower = [one.case for one in self.cases if one.is_beyond(threshold)]
+        """Return the cases slower with the interval beyond ``threshold``, and those that only A could measure."""
+        slower = [compared.case for compared in self.cases if compared.is_beyond(threshold)]
         return tuple(dict.fromkeys((*slower, *(case.case for case in self.broken if case.is_regression))))
 
     def worst_first(self) -> "ComparisonTable":
-        """The same with the cases sorted."""
-        return replace(self, cases=tuple(sorted(self.cases, key=lambda one: one.badness, reverse=True)))
+        """Return the same table with the cases sorted by severity."""
+        return replace(self, cases=tuple(sorted(self.cases, key=lambda compared: compared.severity, reverse=True)))
 
 
 def compare(
@@ -122,24 +123,24 @@ def compare(
 ) -> ComparisonTable:
     """Compare run B with run A, or with several baselines; a ratio above 1 means that B takes longer.
 
-    Cases are matched by their key, and by group where a pattern makes groups; training by its configuration. Launch
-    medians of those that are ok on both sides are compared as one family (see `commbench.stats.compare_family`).
+    Cases are matched by their key and group; training by its configuration. Launch medians of cases that are ok on both
+    sides are compared as one family (see `commbench.stats.compare_family`).
 
     Args:
-        a: the run to compare with or its directory, or several of them.
-        b: the run that is judged, or its directory.
-        force: compare also where conditions differ that should be alike.
+        a: the baseline or its directory, or several of them.
+        b: the judged run, or its directory.
+        force: whether to compare under different conditions.
         margin: relative difference that does not matter.
-        q: share of the verdicts ``faster`` and ``slower`` that may be false.
+        q: false discovery rate of the verdicts ``faster`` and ``slower``.
         seed: of the bootstrap.
 
     Raises:
-        InputError: a directory holds no run, conditions differ that should be alike, or the margin is not in [0, 1).
+        InputError: a directory holds no run, conditions differ, or the margin is not in [0, 1).
     """
-    given = [a] if isinstance(a, Run | str | Path) else list(a)
-    if not given:
+    baselines_given = [a] if isinstance(a, Run | str | Path) else list(a)
+    if not baselines_given:
         raise InputError("There is no run to compare with: give at least one baseline.")
-    baselines, run_b = [_loaded(run) for run in given], _loaded(b)
+    baselines, run_b = [_loaded(run) for run in baselines_given], _loaded(b)
     if len(baselines) > 1:
         _check_distinct([*baselines, run_b])
     *sides, side_b = in_like_groups([measured(run) for run in (*baselines, run_b)])
@@ -149,7 +150,7 @@ def compare(
     pairs = [(side_a[key], side_b[key]) for key in well]
     unlike = _differences(baselines, run_b, pairs, force=force)
     if not force:
-        _refuse_unsound([each for each in unlike if each.is_among_baselines], "The baselines")
+        _refuse_unsound([difference for difference in unlike if difference.is_among_baselines], "The baselines")
         _refuse_unsound(unlike, "A and B")
     comparisons = _judged(pairs, margin=margin, q=q, seed=seed, force=force)
     missing = [key for key in side_a if key not in side_b]
@@ -178,28 +179,34 @@ def compare(
             ),
         ),
         only_in_a=tuple(dict.fromkeys(side_a[key].members[0].case for key in missing if key not in set(lost))),
-        only_in_b=tuple(dict.fromkeys(one.case for key, one in side_b.items() if key not in side_a)),
+        only_in_b=tuple(dict.fromkeys(row.case for key, row in side_b.items() if key not in side_a)),
         differences=tuple(unlike),
-        too_few_launches=_too_few([side_a[key] for key in well], comparisons, q),
+        has_too_few_launches=_too_few([side_a[key] for key in well], comparisons, q),
     )
 
 
 def _check_distinct(runs: Sequence[Run]) -> None:
-    """Refuse the same measurements under two names: they are one run, and say nothing of how runs differ."""
-    known: dict[tuple[object, ...], Run] = {}
+    """Refuse the same measurements under two names: copies say nothing of the variance between runs."""
+    by_measurements: dict[tuple[object, ...], Run] = {}
     for run in runs:
         measurements = _measurements(run)
-        if measurements and known.setdefault(measurements, run) is not run:
-            other = known[measurements]
-            raise InputError(f"{other.path} and {run.path} hold the same measurements, which are one run; name one.")
+        if measurements and by_measurements.setdefault(measurements, run) is not run:
+            other = by_measurements[measurements]
+            raise InputError(
+                f"{other.path} and {run.path} hold the same measurements and count as one run; name only one of them."
+            )
 
 
 def _measurements(run: Run) -> tuple[object, ...]:
-    """What tells the measurements of a run from those of all others; empty where there are none."""
-    if run.info.get("imported"):  # whose times may be equal by chance
+    """Return a key that identifies a run's measurements; empty if there are none."""
+    if run.info.get("imported"):  # imported times may be equal by chance
         return tuple(sorted(str(output["sha256"]) for output in run.info["imported"]))
-    timed = [hash((one.case.key, one.launch, *one.times_us)) for one in run.records if len(one.times_us)]
-    stepped = [hash((one.case.key, one.launch, *one.step_ms)) for one in run.training_records if len(one.step_ms)]
+    timed = [hash((record.case.key, record.launch, *record.times_us)) for record in run.records if len(record.times_us)]
+    stepped = [
+        hash((record.case.key, record.launch, *record.step_ms))
+        for record in run.training_records
+        if len(record.step_ms)
+    ]
     return (*timed, *stepped)
 
 
@@ -210,10 +217,10 @@ def _loaded(run: Run | str | Path) -> Run:
 def _judged(
     pairs: Sequence[tuple[Pooled, Measured]], *, margin: float, q: float, seed: int, force: bool
 ) -> list[Comparison]:
-    """The verdicts; none on cases that were timed unlike."""
+    """Return the verdicts; none for cases that were timed differently."""
     judged = stats.compare_family(
         [(a.launches_us, b.medians_us) for a, b in pairs],
-        runs=[[len(one.medians_us) for one in a.timed] for a, _ in pairs],
+        runs=[[len(member.medians_us) for member in a.timed] for a, _ in pairs],
         margin=margin,
         q=q,
         seed=seed,
@@ -227,7 +234,7 @@ def _judged(
 
 
 def _was_cut_short(run: Run, baselines: Sequence[Run]) -> bool:
-    """Whether a run ended before its end, and should have measured what a baseline did."""
+    """Return whether a run ended early and lacks cases of a baseline."""
     plan = run.info.get("plan") or {}
     planned = plan.get("cases_sha256")
     return not is_complete(run.info) and any(
@@ -238,41 +245,38 @@ def _was_cut_short(run: Run, baselines: Sequence[Run]) -> bool:
 def _broken(
     side_a: Mapping[RowKey, Pooled], side_b: Mapping[RowKey, Measured], keys: Sequence[RowKey]
 ) -> tuple[BrokenCase, ...]:
-    found = [
+    broken = [
         BrokenCase(case=side_b[key].case, group=key[1], status_a=side_a[key].status, status_b=side_b[key].row.status)
         for key in keys
     ]
-    return tuple(one for one in found if {one.status_a, one.status_b} != {"unsupported"})
+    return tuple(case for case in broken if {case.status_a, case.status_b} != {"unsupported"})
 
 
 def _differences(
     baselines: Sequence[Run], run_b: Run, pairs: Sequence[tuple[Pooled, Measured]], *, force: bool
 ) -> list[Difference]:
-    """In what the two sides differ, and the baselines from each other: what makes it unsound first."""
+    """Return the differences between the sides and among the baselines; unsound ones first."""
     carriers = {b.case.backend for _, b in pairs} | {TRAINING for _, b in pairs if isinstance(b.case, TrainingCase)}
     between = differences([run.info for run in baselines], run_b.info, carriers=carriers)
     of_cases = differing_cases([(a.timed, b) for a, b in pairs], force=force)
-    return sorted([*between, *of_cases], key=lambda each: (not each.is_unsound, not each.reason))
+    return sorted([*between, *of_cases], key=lambda difference: (not difference.is_unsound, not difference.reason))
 
 
-def _refuse_unsound(found: Sequence[Difference], who: str) -> None:
-    unsound = [difference for difference in found if difference.is_unsound]
+def _refuse_unsound(differences: Sequence[Difference], subject: str) -> None:
+    unsound = [difference for difference in differences if difference.is_unsound]
     if not unsound:
         return
-    named = "; ".join(f"{each}, and {each.reason}" for each in unsound[:_NAMED])
+    named = "; ".join(f"{difference}, and {difference.reason}" for difference in unsound[:_NAMED])
     more = f"; and {len(unsound) - _NAMED} more" if len(unsound) > _NAMED else ""
     raise InputError(
-        f"{who} were not measured under like conditions ({named}{more}), so that a difference of times could come from "
-        "that: measure again under like conditions, or add --force to compare all the same."
+        f"{subject} were measured under different conditions ({named}{more}), which could explain a difference of "
+        "times: measure again under the same conditions, or add --force to compare anyway."
     )
 
 
 def _too_few(sides: Sequence[Pooled], comparisons: Sequence[Comparison], q: float) -> bool:
-    """Judged by the typical numbers: one case with fewer launches should not raise the hint for all.
-
-    Where A is several runs, no number of launches is too few: their ranks are not what decides.
-    """
-    if not comparisons or median([len(one.timed) for one in sides]) > 1:
+    """Return whether the typical case has too few launches for any verdict; always False with several baselines."""
+    if not comparisons or median([len(side.timed) for side in sides]) > 1:
         return False
     launches_a, launches_b = (
         round(median([getattr(comparison, name) for comparison in comparisons]))

@@ -1,4 +1,4 @@
-"""The sentences and cells that every form of a comparison shares."""
+"""Sentences and cells that all output formats of a comparison share."""
 
 import math
 from collections import Counter
@@ -12,29 +12,29 @@ from commbench.stats import Comparison, Effort, Verdict
 from commbench.stats.ratios import MOST_LAUNCHES
 from commbench.units import counted, format_time
 
-#: Slower cases that the summary names, and others that a list names.
+#: Number of slower cases in the summary, and of other cases in a list.
 _NAMED, _LISTED = 5, 8
 
 
 def summary(table: ComparisonTable) -> str:
-    """The answer in a sentence or two."""
+    """Return the result in a sentence or two."""
     total = len(table.cases)
-    slower = [one for one in table.cases if one.comparison.verdict is Verdict.SLOWER]
-    worst = sorted(slower, key=lambda one: one.badness, reverse=True)
+    slower = [compared for compared in table.cases if compared.comparison.verdict is Verdict.SLOWER]
+    worst = sorted(slower, key=lambda compared: compared.severity, reverse=True)
     names = names_of(table)
-    named = "; ".join(f"{name_of(one, names)} {percent_of(one.comparison)}" for one in worst[:_NAMED])
+    named = "; ".join(f"{name_of(compared, names)} {percent_of(compared.comparison)}" for compared in worst[:_NAMED])
     more = f"; and {len(slower) - _NAMED} more" if len(slower) > _NAMED else ""
     others = ", ".join(f"{count} {verdict}" for verdict, count in table.counts.items() if verdict != Verdict.SLOWER)
     cases = "case" if total == 1 else "cases"
-    lost = sum(one.is_regression for one in table.broken)
-    found = f"{len(slower)} of {total} {cases} slower{': ' + named + more if slower else ''}."
-    found += f" {counted(lost, 'case')} lost: ok in A and not in B." if lost else ""
+    lost = sum(compared.is_regression for compared in table.broken)
+    text = f"{len(slower)} of {total} {cases} slower{': ' + named + more if slower else ''}."
+    text += f" {counted(lost, 'case')} lost: ok in A and not in B." if lost else ""
     forced = " Forced: conditions differ that should be alike." if table.is_forced else ""
-    return f"{found} {others}, with a margin of {100 * table.margin:g} %.{_on_the_end(table)}{forced}"
+    return f"{text} {others}, with a margin of {100 * table.margin:g} %.{_on_the_end(table)}{forced}"
 
 
 def _on_the_end(table: ComparisonTable) -> str:
-    """That B was not measured to its end, and what A has beyond it."""
+    """Return a sentence if B was not measured to its end, with the number of missing cases."""
     if table.is_complete:
         return ""
     missing = len(table.only_in_a) + sum(broken.status_b == "missing" for broken in table.broken)
@@ -42,20 +42,20 @@ def _on_the_end(table: ComparisonTable) -> str:
 
 
 def regressions(table: ComparisonTable, threshold: float) -> tuple[list[str], list[str]]:
-    """The names of what is slower beyond the threshold, and of what was lost."""
+    """Return the names of the cases slower beyond the threshold, and of the lost cases."""
     names = names_of(table)
-    slower = [name_of(one, names) for one in table.cases if one.is_beyond(threshold)]
-    return slower, [name_of(one, names) for one in table.broken if one.is_regression]
+    slower = [name_of(case, names) for case in table.cases if case.is_beyond(threshold)]
+    return slower, [name_of(case, names) for case in table.broken if case.is_regression]
 
 
 def beyond(table: ComparisonTable, threshold: float) -> str:
-    """What decides the exit code, in a sentence or two."""
+    """Return the sentences that explain the exit code."""
     limit = f"{100 * threshold:g} %"
     slower, lost = regressions(table, threshold)
     if slower or lost:
-        found = f"Beyond {limit}: {_listed(slower)}." if slower else f"None beyond {limit}."
-        return found + (f" Lost: {_listed(lost)}." if lost else "")
-    sizes = sorted(one.comparison.detectable for one in table.cases)
+        text = f"Beyond {limit}: {_listed(slower)}." if slower else f"None beyond {limit}."
+        return text + (f" Lost: {_listed(lost)}." if lost else "")
+    sizes = sorted(case.comparison.detectable for case in table.cases)
     if not sizes:
         return f"None beyond {limit}."
     typical = sizes[(len(sizes) - 1) // 2]
@@ -64,26 +64,26 @@ def beyond(table: ComparisonTable, threshold: float) -> str:
 
 
 def heading(table: ComparisonTable) -> list[str]:
-    """Which runs, and in what their conditions differ."""
+    """Return lines that name the runs and the conditions in which they differ."""
     lines = [f"A: {name}" for name in table.names_a] + [f"B: {table.name_b}"]
-    unsound = [each for each in table.differences if each.is_unsound]
-    timed = [each for each in table.differences if each.is_of_cases]
-    known = [each for each in table.differences if not each.reason]
+    unsound = [difference for difference in table.differences if difference.is_unsound]
+    timed = [difference for difference in table.differences if difference.is_of_cases]
+    notes = [difference for difference in table.differences if not difference.reason]
     if unsound:
-        lines.append("FORCED: these conditions differ, so that a difference of times could come from them:")
-        lines += [f"unlike conditions: {each} - {each.reason}" for each in unsound]
-    lines += [f"no verdict where timed unlike: {each} - {each.reason}" for each in timed]
-    return lines + [f"differs, to be known: {each}" for each in known]
+        lines.append("FORCED: these conditions differ and could explain a difference of times:")
+        lines += [f"unlike conditions: {difference} - {difference.reason}" for difference in unsound]
+    lines += [f"no verdict where timed unlike: {difference} - {difference.reason}" for difference in timed]
+    return lines + [f"differs, to be known: {difference}" for difference in notes]
 
 
 def short_name(path: str) -> str:
-    """What to call a run: its directory's name."""
+    """Return the name of a run's directory."""
     return Path(path).name or path
 
 
 def names_of(table: ComparisonTable) -> dict[AnyCase, str]:
-    """What to call each case: in short, with all its choices where that would name several."""
-    cases = list(dict.fromkeys([*(one.case for one in table.cases), *(one.case for one in table.broken)]))
+    """Return each case's short name; its full name if several cases share the short one."""
+    cases = list(dict.fromkeys([*(case.case for case in table.cases), *(case.case for case in table.broken)]))
     short = Counter(map(str, cases))
     return {case: str(case) if short[str(case)] == 1 else _in_full(case) for case in cases}
 
@@ -94,26 +94,26 @@ def _in_full(case: AnyCase) -> str:
     return f"{case} ({case.pattern}, sync {case.sync}, loop {case.loop}, buffers {case.buffers or 'unknown'})"
 
 
-def name_of(one: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> str:
-    """The case, and the group where there is one."""
-    name = names[one.case]
-    return f"{name} group {one.group}" if one.group else name
+def name_of(case: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> str:
+    """Return the case's name, with its group if there is one."""
+    name = names[case.case]
+    return f"{name} group {case.group}" if case.group else name
 
 
-def times_of(one: ComparedCase) -> tuple[str, str]:
-    """A's and B's time; of training that of a step."""
-    return format_time(one.time_a_us * 1e-6), format_time(one.time_b_us * 1e-6)
+def times_of(case: ComparedCase) -> tuple[str, str]:
+    """Return the times of A and B; of training those of a step."""
+    return format_time(case.time_a_us * 1e-6), format_time(case.time_b_us * 1e-6)
 
 
 def ratio_of(comparison: Comparison) -> str:
-    """B over A with the interval that decided."""
+    """Return B over A with its adjusted interval."""
     interval = comparison.interval
     bounds = f" [{interval.low:.3f}, {interval.high:.3f}]" if interval else ""
     return f"{comparison.ratio:.3f}{bounds}"
 
 
 def percent_of(comparison: Comparison) -> str:
-    """The change in percent, with its interval."""
+    """Return the change in percent, with its interval."""
     interval = comparison.interval
     bounds = f" [{_percent(interval.low)}, {_percent(interval.high)}]" if interval else ""
     return f"{_percent(comparison.ratio)} %{bounds}"
@@ -124,12 +124,12 @@ def _percent(ratio: float) -> str:
 
 
 def detectable_of(comparison: Comparison) -> str:
-    """The slowdown that such launches would have shown."""
+    """Return the smallest slowdown that these launches would detect."""
     return f"+{100 * comparison.detectable:.1f} %" if math.isfinite(comparison.detectable) else "none"
 
 
 def further_of(effort: Effort | None) -> str:
-    """How many more launches of each run would settle it: ``4-12``, ``16+``, or why none would."""
+    """Return the number of launches of each run that would settle it: ``4-12``, ``16+``, or why none would."""
     if effort is None:
         return ""
     if effort.forecast != "settles":
@@ -140,7 +140,7 @@ def further_of(effort: Effort | None) -> str:
 
 
 def closing(table: ComparisonTable) -> list[str]:
-    """What could not be compared, then what to try."""
+    """Return lines on the cases that could not be compared, and advice."""
     names = names_of(table)
     lines = [
         f"Not compared: {name_of(broken, names)} is {broken.status_a} in A and {broken.status_b} in B."
@@ -150,9 +150,9 @@ def closing(table: ComparisonTable) -> list[str]:
         if cases:
             lines.append(f"Only in {name}: {_listed(cases)}.")
     lines += _on_few_baselines(table)
-    if table.too_few_launches:
+    if table.has_too_few_launches:
         lines.append(
-            f"A single changed case among {len(table.cases)} could not be found with so few launches, however large "
+            f"A single changed case among {len(table.cases)} could not be detected with so few launches, however large "
             "the change: measure with more launches (--budget standard or rigorous) or compare fewer cases."
         )
     return lines + _on_inconclusive(table)
@@ -162,13 +162,13 @@ def _on_few_baselines(table: ComparisonTable) -> list[str]:
     count = len(table.names_a)
     if not 1 < count < ENOUGH_BASELINES:
         return []
-    few = f"{count} baselines tell little of how runs differ, so that intervals are wide"
+    few = f"{count} baselines leave the variance between runs uncertain, so intervals are wide"
     return [f"{few}, and the wider the more cases there are: keep {ENOUGH_BASELINES}."]
 
 
 def _on_inconclusive(table: ComparisonTable) -> list[str]:
-    """How many more launches would settle what is undecided."""
-    efforts = [one.comparison.further for one in table.cases if one.comparison.further]
+    """Return how many more launches would settle the inconclusive cases."""
+    efforts = [case.comparison.further for case in table.cases if case.comparison.further]
     settled = [effort for effort in efforts if effort.forecast == "settles"]
     counts = Counter(effort.forecast for effort in efforts)
     lines = []

@@ -1,4 +1,4 @@
-"""The slow one: which hosts, ranks, links and groups of a run differ from their peers, and by how much."""
+"""Stragglers: hosts, ranks, links and groups of a run that are slower than their peers, and by how much."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ __all__ = ["ALPHA", "RELEVANT", "Family", "Findings", "Straggler", "find_straggl
 
 
 def find_stragglers(matrices: Sequence[Matrix], records: Iterable[Record], info: RunInfo) -> Findings:
-    """What the matrices and the ordinary records of a run say of its hosts, ranks and links.
+    """Find slow hosts, ranks and links in the matrices and the other records of a run.
 
-    In a run in which all are alike the probability that anything is named is at most `ALPHA`, shared out evenly over
-    the matrices and over what is compared in ordinary records. Ranks that take turns on a GPU are not judged: one that
-    waits for its turn is no slow one.
+    If nothing is slow, the probability of any false alarm is at most `ALPHA`, divided evenly over the matrices and the
+    other comparisons. Ranks that share a GPU are not judged, because a rank that waits for its turn is no straggler.
 
     Args:
-        matrices: as `commbench.results.pairs.matrices` gives them.
-        records: as ``samples.jsonl`` holds them.
-        info: as ``run.json`` holds it; ``ranks`` says on which host each rank is, ``ranks_per_gpu`` whether they
-            share GPUs.
+        matrices: from `commbench.results.pairs.matrices`.
+        records: of ``samples.jsonl``.
+        info: contents of ``run.json``; ``ranks`` names each rank's host, ``ranks_per_gpu`` says whether they share
+            GPUs.
     """
     matrices = [matrix for matrix in matrices if not shares_gpu(matrix.case.backend, info)]
     records = of_interconnect(records, info)
     levels = [*rank_levels(records, info), *group_levels(records, info)]
     share = ALPHA / max(1, len(matrices) + len(levels))
-    found = [judge_matrix(matrix, share) for matrix in matrices]
-    return joined([*found, Findings(families=[level(share) for level in levels])])
+    findings = [judge_matrix(matrix, share) for matrix in matrices]
+    return joined([*findings, Findings(families=[level(share) for level in levels])])

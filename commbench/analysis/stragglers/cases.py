@@ -1,8 +1,8 @@
-"""Slow ranks and groups in ordinary cases: who arrives last or takes longest in everything, launch after launch.
+"""Stragglers in ordinary cases: ranks that arrive last or take longest in several operations, and slow groups.
 
-A rank may take longest in one operation because of its place in the library's algorithm: the last leaf of a tree, the
-odd one of three. So only operations count in which all ranks have the same part, and a rank must stand out in each of
-two or more of them. Groups that run at the same time do the same among as many ranks, so one operation is enough.
+A rank may take longest in one operation because of its position in the library's algorithm, such as the last leaf of a
+tree. So only operations count in which all ranks do the same, and a rank must be slow in two or more of them.
+Concurrent groups do the same among the same number of ranks, so one operation is enough.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from commbench.results.info import RunInfo
 from commbench.results.pairs import hosts_of
 from commbench.results.summary import records_by_case
 
-#: In so many different operations a rank must stand out.
+#: A rank must be slow in at least this many different operations.
 FEWEST_OPERATIONS = 2
-#: The fewest of which one can be the odd one.
+#: The fewest units among which an outlier can be identified.
 FEWEST = 3
 
 _LATE = ": with its late arrival an operation takes {} as long"
@@ -35,35 +35,35 @@ Level = Callable[[float], Family]
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """What is compared within one backend: values of units in each launch and operation."""
+    """The values to compare within one backend, by operation."""
 
     backend: str
     by_operation: Mapping[str, Floats]
-    """Logarithms, (launches, units)."""
+    """Logarithms of times, (launches, units)."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"{self.backend} {', '.join(self.by_operation)}"
 
 
 def rank_levels(records: Iterable[Record], info: RunInfo) -> list[Level]:
-    """What compares ranks in ordinary cases, to be called with how probable a false alarm may be.
+    """Return the comparisons of ranks in ordinary cases; each takes the probability of a false alarm.
 
-    Empty where nothing can be told: fewer than three ranks, ranks that share cores, fewer than two kinds of operation.
+    Empty if ranks cannot be compared: fewer than three ranks, oversubscribed cores, or fewer than two operations.
     """
     records = [record for record in records if _is_plain(record)]
     levels: list[Level] = []
     for backend in dict.fromkeys(record.case.backend for record in records):
-        here = [record for record in records if record.case.backend == backend]
+        of_backend = [record for record in records if record.case.backend == backend]
         for of_rank, does in ((_arrivals, _LATE), (_times, _LONG)):
-            measured = _Measured(backend=backend, by_operation=_by_operation(here, of_rank))
+            measured = _Measured(backend=backend, by_operation=_by_operation(of_backend, of_rank))
             if len(measured.by_operation) >= FEWEST_OPERATIONS:
-                levels.append(partial(_judge_ranks, measured, does, hosts_of(info, here[0].group_size)))
+                levels.append(partial(_judge_ranks, measured, does, hosts_of(info, of_backend[0].group_size)))
     return levels
 
 
 def _is_plain(record: Record) -> bool:
-    """Whether a record says anything of its ranks."""
+    """Return whether a record can compare ranks."""
     return (
         record.status == "ok"
         and record.case.pattern == "flat"
@@ -75,74 +75,73 @@ def _is_plain(record: Record) -> bool:
 
 
 def _arrivals(record: Record) -> Floats | None:
-    """What each rank's late arrival adds to the operation's time, as a logarithm; None without a common clock."""
+    """Return each rank's late arrival relative to the operation's time, as log(1 + x); None without a common clock."""
     if len(record.rank_arrival_us) != len(record.rank_median_us):
         return None
     return np.log1p(np.asarray(record.rank_arrival_us) / np.median(record.times_us))
 
 
 def _times(record: Record) -> Floats | None:
-    """Each rank's own time, as a logarithm."""
+    """Return each rank's own time, as a logarithm."""
     times = np.asarray(record.rank_median_us)
     return np.log(times) if (times > 0).all() else None
 
 
 def _by_operation(records: Sequence[Record], of_rank: Callable[[Record], Floats | None]) -> dict[str, Floats]:
-    """Per operation the median over its cases of each rank's value against the middle rank, (launches, ranks).
+    """Return each operation's table: the median over cases of each rank's deviation from the median rank.
 
-    Only launches that have all cases of all operations count.
+    Tables are (launches, ranks). Only launches with all cases of all operations count.
     """
     by_case = {key: {r.launch: r for r in of_case} for key, of_case in records_by_case(records).items()}
     if not by_case:
         return {}
     launches = sorted(set.intersection(*(set(of_case) for of_case in by_case.values())))
-    found: dict[str, list[Floats]] = {}
+    tables: dict[str, list[Floats]] = {}
     for of_case in by_case.values():
         values = [of_rank(of_case[launch]) for launch in launches]
-        known = [value for value in values if value is not None]
-        if launches and len(known) == len(values) and len({len(value) for value in known}) == 1:
-            table = np.array(known)
+        valid = [value for value in values if value is not None]
+        if launches and len(valid) == len(values) and len({len(value) for value in valid}) == 1:
+            table = np.array(valid)
             centred = table - np.median(table, axis=1, keepdims=True)
-            found.setdefault(of_case[launches[0]].case.operation, []).append(centred)
-    return {operation: np.median(tables, axis=0) for operation, tables in found.items()}
+            tables.setdefault(of_case[launches[0]].case.operation, []).append(centred)
+    return {operation: np.median(tables, axis=0) for operation, tables in tables.items()}
 
 
 def _judge_ranks(measured: _Measured, does: str, hosts: Sequence[str], alpha: float) -> Family:
-    """Judge each rank by the operation in which it stands out least."""
+    """Judge each rank by the operation in which it deviates least."""
     values = np.min(list(measured.by_operation.values()), axis=0)
-    several = len(set(hosts)) > 1
+    has_several_hosts = len(set(hosts)) > 1
 
     def say(rank: int, _: Judgement) -> Words:
-        return Words(name=f"rank {rank}{f' on {hosts[rank]}' if several else ''}", does=does)
+        return Words(name=f"rank {rank}{f' on {hosts[rank]}' if has_several_hosts else ''}", does=does)
 
-    return make_family("rank", measured.words, values, say, alpha)
+    return make_family("rank", measured.description, values, say, alpha)
 
 
 # ---------------------------------------------------------------------------------------------------------- groups
 
 
 def group_levels(records: Iterable[Record], info: RunInfo) -> list[Level]:
-    """What compares groups that ran at the same time, to be called with how probable a false alarm may be.
+    """Return the comparisons of concurrent groups; each takes the probability of a false alarm.
 
-    Of one pattern the groups of a pair operation and of other numbers of ranks are others: each set of them counts for
-    itself.
+    Each set of groups is compared separately: those of a pair operation differ from those of other numbers of ranks.
     """
     levels: list[Level] = []
-    kinds: dict[tuple[str, str, tuple[str, ...]], list[Record]] = {}
+    by_groups: dict[tuple[str, str, tuple[str, ...]], list[Record]] = {}
     for record in records:
         if record.status == "ok" and len(record.groups) >= FEWEST and "oversubscribed" not in record.flags:
             names = tuple(group.group for group in record.groups)
-            kinds.setdefault((record.case.backend, record.case.pattern, names), []).append(record)
-    for (backend, pattern, names), here in kinds.items():
+            by_groups.setdefault((record.case.backend, record.case.pattern, names), []).append(record)
+    for (backend, pattern, names), of_groups in by_groups.items():
         of_group = partial(_group_times, names=names)
-        measured = _Measured(backend=f"{backend} {pattern}", by_operation=_by_operation(here, of_group))
+        measured = _Measured(backend=f"{backend} {pattern}", by_operation=_by_operation(of_groups, of_group))
         if measured.by_operation:
             levels.append(partial(_judge_groups, measured, [_group_name(name, info) for name in names]))
     return levels
 
 
 def _group_times(record: Record, *, names: Sequence[str]) -> Floats | None:
-    """Each group's median time, as a logarithm; None where they are not alike."""
+    """Return each group's median time, as a logarithm; None if groups or their sizes differ."""
     groups: dict[str, GroupTimes] = {group.group: group for group in record.groups if len(group.times_us)}
     if list(groups) != list(names) or len({group.group_size for group in groups.values()}) != 1:
         return None
@@ -151,11 +150,13 @@ def _group_times(record: Record, *, names: Sequence[str]) -> Floats | None:
 
 def _judge_groups(measured: _Measured, names: Sequence[str], alpha: float) -> Family:
     values = np.min(list(measured.by_operation.values()), axis=0)
-    return make_family("group", measured.words, values, lambda group, _: Words(name=names[group], does=_LONG), alpha)
+    return make_family(
+        "group", measured.description, values, lambda group, _: Words(name=names[group], does=_LONG), alpha
+    )
 
 
 def _group_name(group: str, info: RunInfo) -> str:
-    """The group's ranks, and their host where they are all on one."""
+    """Return the group's ranks, with their host if they share one."""
     ranks = ranks_of(group)
     hosts = hosts_of(info, max(ranks) + 1)
     on = {hosts[rank] for rank in ranks}

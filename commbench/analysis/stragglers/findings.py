@@ -1,4 +1,4 @@
-"""What a search for the slow one comes to: who is named and by how much, out of how many, and what would be seen."""
+"""Findings of a search for stragglers: what is slow, by how much, among how many, and what would be detectable."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ class Straggler:
     """``host``, ``rank``, ``link``, ``uplink`` (all links between two parts of the hosts) or ``group``."""
     name: str
     does: str
-    """What it does slowly, as a sentence goes on after the name, with ``{}`` for the factor."""
+    """What it does slowly: the sentence after the name, with ``{}`` for the factor."""
     measured: str
-    """In what."""
+    """The measured cases."""
     factor: float
-    """How many times as long it takes as its typical peer."""
+    """Its time over that of its typical peer."""
     ci: tuple[float, float] | None
     """The factor's 95 % interval over launches; None for one launch."""
     steadiness: str
-    """How it showed over launches."""
+    """In how many launches it was slow."""
     links: Sequence[tuple[str, str]] = ()
-    """Of a matrix: the links that are slow with it, from and to; `ANY` stands for all."""
+    """The slow links of a matrix that it explains, from and to; `ANY` stands for all."""
 
     @property
     def evidence(self) -> str:
-        """What was measured, and how it showed."""
+        """The measured cases, and in how many launches it was slow."""
         return f"{self.measured}, {self.steadiness}"
 
     def covers(self, source: str, target: str) -> bool:
-        """Whether the link between two of the matrix is slow because of this."""
+        """Return whether it explains the link between two units of the matrix."""
         return any(a in {source, ANY} and b in {target, ANY} for a, b in self.links)
 
     def to_json(self) -> JsonObject:
-        """The straggler as ``run.json`` holds it."""
+        """Return its entry in ``run.json``."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -60,28 +60,28 @@ class Family:
     """Units that were compared with each other."""
 
     kind: str
-    """Of the units: ``host``, ``rank``, ``link`` or ``group``."""
+    """``host``, ``rank``, ``link`` or ``group``."""
     count: int
-    """How many units were compared with their peers; those that something coarser explains are not."""
+    """Number of compared units, without those that a coarser straggler explains."""
     judgement: Judgement
     launches: int
     level: float
-    """How probable a false alarm in this family may be."""
+    """Probability of a false alarm in this family."""
     stragglers: Sequence[Straggler] = ()
     slowest: str = ""
-    """Which came out slowest and by how much, where that would matter; no more than a hint."""
+    """The slowest unit and its factor if that is relevant; a hint, not a finding."""
     measured: str = ""
-    """In what, as in `Straggler`."""
+    """The measured cases, as in `Straggler`."""
 
     @property
     def needed(self) -> int:
-        """So many launches it takes to name the slowest of so many units."""
+        """Launches needed to name the slowest of these units."""
         return launches_needed(self.count - 1, self.level / self.count) if self.count > 1 else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Of all that was measured together."""
+    """The result of one search."""
 
     families: Sequence[Family] = ()
     remarks: Sequence[str] = ()
@@ -89,16 +89,16 @@ class Findings:
 
     @property
     def stragglers(self) -> list[Straggler]:
-        """All that are named, coarse before fine, each family the worst first."""
+        """All stragglers, coarse before fine, the slowest of each family first."""
         return [straggler for family in self.families for straggler in family.stragglers]
 
     @property
     def comparisons(self) -> int:
-        """How many units were compared with their peers."""
+        """Number of compared units."""
         return sum(family.count for family in self.families)
 
     def to_json(self) -> JsonObject:
-        """The entries of ``run.json``; none where there was nothing to compare."""
+        """Return the entries of ``run.json``; empty if nothing was compared."""
         if not self.families and not self.remarks:
             return {}
         return {
@@ -109,17 +109,17 @@ class Findings:
 
 
 def joined(findings: Iterable[Findings]) -> Findings:
-    """The findings of several things that were measured, in their order."""
-    several = list(findings)
+    """Return the findings of several searches as one."""
+    searches = list(findings)
     return Findings(
-        families=[family for one in several for family in one.families],
-        remarks=list(dict.fromkeys(remark for one in several for remark in one.remarks)),
+        families=[family for finding in searches for family in finding.families],
+        remarks=list(dict.fromkeys(remark for finding in searches for remark in finding.remarks)),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """How to speak of one unit of a family; fields as in `Straggler`."""
+    """Name and phrases for one unit of a family; fields as in `Straggler`."""
 
     name: str
     does: str
@@ -129,14 +129,14 @@ class Words:
 def make_family(
     kind: str, measured: str, values: Floats, say: Callable[[int, Judgement], Words], level: float, **options: bool
 ) -> Family:
-    """Judge units by their values and name the slow ones, the worst first.
+    """Judge units by their values and name the slow ones, the slowest first.
 
     Args:
         kind: of the units, as in `Straggler`.
         measured: as in `Straggler`.
-        values: logarithms of times, (launches, units); a unit that lacks a launch is not judged.
-        say: how to speak of a slow unit.
-        level: how probable a false alarm in this family may be.
+        values: logarithms of times, (launches, units); a unit with a missing launch is not judged.
+        say: returns name and phrases of a slow unit.
+        level: probability of a false alarm in this family.
         options: of `judge`.
     """
     judgement = judge(values, alpha=level, **options)
@@ -153,11 +153,11 @@ def make_family(
 
 
 def _slowest(judgement: Judgement, say: Callable[[int, Judgement], Words]) -> str:
-    known = np.nan_to_num(judgement.effects, nan=-math.inf)
-    unit = int(known.argmax()) if len(known) else 0
-    if not len(known) or known[unit] < math.log(RELEVANT):
+    effects = np.nan_to_num(judgement.effects, nan=-math.inf)
+    unit = int(effects.argmax()) if len(effects) else 0
+    if not len(effects) or effects[unit] < math.log(RELEVANT):
         return ""
-    return f"{say(unit, judgement).name}, {math.exp(known[unit]):.3g} times the typical,"
+    return f"{say(unit, judgement).name}, {math.exp(effects[unit]):.3g} times the typical,"
 
 
 def _straggler(kind: str, measured: str, unit: int, judgement: Judgement, words: Words) -> Straggler:

@@ -1,9 +1,8 @@
-"""Which of many alike things are slower than the rest: one family of comparisons, judged over launches.
+"""The test for stragglers: which of many similar units are slower than their peers, judged over launches.
 
-A *unit* is a host, a rank, a link or a group. It is called slow only where three things come together: it is slower
-than its peers by an amount that matters, by more than its peers differ among themselves, and so steadily over launches
-that chance does not explain it, also not chance that is heavy-tailed or has two modes. Values are natural logarithms of
-times, so that differences are ratios.
+A *unit* is a host, a rank, a link or a group. It is a straggler if three conditions hold. Its slowness is relevant. It
+exceeds the spread of its peers. It recurs over launches more often than chance explains, even with heavy-tailed or
+bimodal times. Values are natural logarithms of times, so that differences are ratios.
 """
 
 from __future__ import annotations
@@ -21,61 +20,61 @@ from commbench import stats
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
-#: How often a run of equals may name anything: shared out over everything that a run compares.
+#: Probability that a run without stragglers names any; divided over all comparisons of a run.
 ALPHA = 0.01
-#: A slowness that matters, as a ratio.
+#: The smallest relevant ratio.
 RELEVANT = 1.1
-#: With how many peers the exact distribution of a sum of ranks is worth its time; beyond, its limit is as good.
+#: Up to this many peers the exact distribution of a rank sum is used; beyond, its limit.
 EXACT_PEERS = 1000
-#: How surely a difference said to be detectable is found, as aimed at. Simulated it is 88 to 100 %, because what is
-#: slow also changes the peers' spread.
+#: Intended power at the detectable difference. Simulations give 88 to 100 %, because stragglers also change the peers'
+#: spread.
 POWER = 0.98
 
 _NORMAL = NormalDist()
-# Makes the median absolute deviation of so many normal values unbiased: Croux and Rousseeuw, Time-efficient algorithms
-# for two highly robust estimators of scale (1992).
+# Correction factors that make the median absolute deviation of 2 to 9 normal values unbiased: Croux and Rousseeuw,
+# Time-efficient algorithms for two highly robust estimators of scale (1992).
 _DEVIATION_FACTORS = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What is to be said of one family of units."""
+    """The result for one family of units."""
 
     effects: Floats
-    """Of each unit: how many times as long it takes as its typical peer, as a logarithm; NaN where it is unknown."""
+    """Each unit's time over that of its typical peer, as a logarithm; NaN if unknown."""
     launches: Floats
-    """The same in each launch, (launches, units)."""
+    """The effects in each launch, (launches, units)."""
     slow: Sequence[int]
-    """The slow units, the worst first."""
+    """The slow units, the slowest first."""
     p_values: dict[int, float] = field(default_factory=dict)
-    """Of the slow units: that a unit like its peers came out so often among the slowest."""
+    """By slow unit: the probability that a typical unit ranks among the slowest as often."""
     detectable: float = math.inf
-    """The ratio that would have been found in nine runs of ten; infinite where these launches are too few for any."""
+    """The ratio that would be detected in nine runs of ten; infinite with too few launches."""
 
     def interval(self, unit: int) -> stats.Interval | None:
-        """The 95 % interval of a unit's ratio over launches."""
+        """Return the 95 % interval of a unit's ratio over launches."""
         return stats.launch_interval(np.exp(self.launches[:, unit]))
 
 
-def judge(values: Floats, *, alpha: float, minority: bool = True) -> Judgement:
+def judge(values: Floats, *, alpha: float, is_minority: bool = True) -> Judgement:
     """Return which units are slower than their peers.
 
     Args:
-        values: logarithms of times, (launches, units); a unit that lacks a launch is not judged.
-        alpha: how probable it may be that any of units that are all alike is called slow.
-        minority: what is slow is fewer than half of the units; else up to three quarters of them.
+        values: logarithms of times, (launches, units); a unit with a missing launch is not judged.
+        alpha: probability of any false alarm among these units.
+        is_minority: whether fewer than half of the units may be slow; else up to three quarters.
     """
-    known = np.flatnonzero(np.isfinite(values).all(axis=0))
+    complete = np.flatnonzero(np.isfinite(values).all(axis=0))
     effects, launches = np.full(values.shape[1], np.nan), np.full(values.shape, np.nan)
-    if len(known) < 3 or not len(values):  # noqa: PLR2004 - of two, neither is the odd one
+    if len(complete) < 3 or not len(values):  # noqa: PLR2004 - of two, neither is the odd one
         return Judgement(effects=effects, launches=launches, slow=())
-    chosen = values[:, known]
+    chosen = values[:, complete]
     error = _error(chosen)
-    peers = _peers(np.median(chosen, axis=0), error, 0.5 if minority else 0.25)
+    peers = _peers(np.median(chosen, axis=0), error, 0.5 if is_minority else 0.25)
     relative = chosen - np.median(chosen[:, peers], axis=1, keepdims=True)
     medians = np.median(relative, axis=0)
-    effects[known], launches[:, known] = medians, relative
-    level = alpha / len(known)
+    effects[complete], launches[:, complete] = medians, relative
+    level = alpha / len(complete)
     reach = _NORMAL.inv_cdf(1 - level)
     limit = max(math.log(RELEVANT), reach * max(_spread(medians[peers]), error))
     beyond = medians > limit
@@ -85,19 +84,19 @@ def judge(values: Floats, *, alpha: float, minority: bool = True) -> Judgement:
     return Judgement(
         effects=effects,
         launches=launches,
-        slow=[int(known[unit]) for unit in slow],
-        p_values={int(known[unit]): p_values[unit] for unit in slow},
+        slow=[int(complete[unit]) for unit in slow],
+        p_values={int(complete[unit]): p_values[unit] for unit in slow},
         detectable=_detectable(relative, limit, error, level),
     )
 
 
 def launches_needed(peers: int, level: float) -> int:
-    """In how many launches a unit must be the slowest of itself and its ``peers`` before chance is ruled out."""
+    """Return the launches in which a unit must be the slowest among ``peers`` others to exclude chance."""
     return math.ceil(math.log(level) / -math.log(peers + 1))
 
 
 def _error(values: Floats) -> float:
-    """The standard error of a unit's median over launches, from how launches scatter around it, all units pooled."""
+    """Return the standard error of a unit's median over launches, with the spread of launches pooled over units."""
     count, units = values.shape
     if count == 1:
         return 0.0
@@ -108,21 +107,21 @@ def _error(values: Floats) -> float:
 
 
 def _peers(medians: Floats, error: float, start: float) -> Indices:
-    """The units that are typical: all that are not far above the others, found from the fast side."""
+    """Return the typical units: all that are not far above the median, selected from the fast side."""
     tolerance = max(math.log(RELEVANT), 3 * error)
     centre = float(np.quantile(medians, start, method="inverted_cdf"))
     peers = np.flatnonzero(medians <= centre + tolerance)
     for _ in range(len(medians)):
         centre = float(np.median(medians[peers]))
-        found = np.flatnonzero(medians <= centre + tolerance)
-        if len(found) == len(peers):
+        typical = np.flatnonzero(medians <= centre + tolerance)
+        if len(typical) == len(peers):
             break
-        peers = found
+        peers = typical
     return peers
 
 
 def _spread(medians: Floats) -> float:
-    """How far peers lie apart: their median absolute deviation as a standard deviation."""
+    """Return the spread of peers: their median absolute deviation, scaled to a standard deviation."""
     count = len(medians)
     if count < 2:  # noqa: PLR2004 - one has no spread
         return 0.0
@@ -130,27 +129,27 @@ def _spread(medians: Floats) -> float:
     return factor * 1.4826 * float(np.median(np.abs(medians - np.median(medians))))
 
 
-def _rank_sums(relative: Floats, asked: NDArray[np.bool_], apart: NDArray[np.bool_]) -> dict[int, float]:
-    """For each unit asked for, how probable it is that one of its peers came out as slow over launches.
+def _rank_sums(relative: Floats, selected: NDArray[np.bool_], excluded: NDArray[np.bool_]) -> dict[int, float]:
+    """Return, for each selected unit, the probability that one of its peers would rank as slow over launches.
 
-    In each launch the unit gets a rank among itself and its peers, 1 the slowest. If it were one of them, each rank
-    would be equally likely in each launch, whatever the distribution of times. Units that were slow in every launch are
-    ``apart``: no peers, or two slow units would hide each other. Those slow in some launches stay, for where times have
-    two modes it is them that show how often the slow one comes.
+    In each launch the unit gets a rank among itself and its peers, 1 the slowest. A typical unit gets each rank with
+    equal probability, for any distribution of times. Units that are slow in every launch (``excluded``) are no peers,
+    or two slow units would hide each other. Units that are slow in some launches stay peers: with bimodal times they
+    show how often a slow time occurs by chance.
     """
-    others = np.sort(relative[:, ~apart], axis=1)
-    count, launches = others.shape[1], len(relative)
-    below = sum(np.searchsorted(ordered, line, side="left") for ordered, line in zip(others, relative, strict=True))
-    ranks = count + apart  # a unit among the others is one of them already
+    peers = np.sort(relative[:, ~excluded], axis=1)
+    count, launches = peers.shape[1], len(relative)
+    below = sum(np.searchsorted(ordered, line, side="left") for ordered, line in zip(peers, relative, strict=True))
+    ranks = count + excluded  # a unit that is itself a peer is counted already
     sums = launches * ranks - below
-    return {int(unit): rank_sum_p(int(sums[unit]), int(ranks[unit]), launches) for unit in np.flatnonzero(asked)}
+    return {int(unit): rank_sum_p(int(sums[unit]), int(ranks[unit]), launches) for unit in np.flatnonzero(selected)}
 
 
 def rank_sum_p(total: int, ranks: int, launches: int) -> float:
-    """The probability that ``launches`` ranks, each equally likely 1 to ``ranks``, sum to at most ``total``.
+    """Return the probability that ``launches`` ranks, each uniform on 1 to ``ranks``, sum to at most ``total``.
 
-    Exact up to `EXACT_PEERS` ranks; beyond that by the sum of continuous uniform variables, which is above it
-    (Irwin and Hall, Biometrika 19, 1927).
+    Exact up to `EXACT_PEERS` ranks. Beyond, it is the distribution of a sum of continuous uniform variables, which is
+    an upper bound (Irwin and Hall, Biometrika 19, 1927).
     """
     if 2 * total >= launches * (ranks + 1):
         return 1.0
@@ -160,22 +159,22 @@ def rank_sum_p(total: int, ranks: int, launches: int) -> float:
         return min(1.0, math.fsum(terms) / math.factorial(launches))
     ways = np.ones(1)
     for _ in range(launches):
-        ways = np.convolve(ways, np.ones(ranks) / ranks)  # entry i: the probability of the sum i plus one a launch
+        ways = np.convolve(ways, np.ones(ranks) / ranks)  # entry i: the probability of the sum i + launches
     return float(ways[: max(0, total - launches + 1)].sum())
 
 
 def _detectable(relative: Floats, limit: float, error: float, level: float) -> float:
-    """The ratio that a unit must have to be found in nine runs of ten.
+    """Return the ratio that a unit needs to be detected in nine runs of ten.
 
-    It must pass the limit in spite of its error, and rank so high among its peers in so many launches: in all of them
-    the slowest where there are few peers and launches; the more there are, the less often.
+    It must exceed the limit despite its error, and rank high enough among its peers over launches. With few peers and
+    launches it must be the slowest in all of them, with more less often.
     """
     launches, units = relative.shape
     if launches < launches_needed(units - 1, level):
         return math.inf
     reach = _NORMAL.inv_cdf(POWER)
     scatter = error * math.sqrt(launches)
-    lowest = (level * math.factorial(launches)) ** (1 / launches) / launches  # mean rank that suffices, as a share
+    lowest = (level * math.factorial(launches)) ** (1 / launches) / launches  # sufficient mean rank, as a share
     if lowest > 1 / units:
         above = _NORMAL.inv_cdf(1 - min(lowest, 0.5) / 2) + reach / 2
     else:

@@ -1,9 +1,9 @@
-"""Slow hosts, ranks and links in a matrix of pairs, from coarse to fine; slow uplinks are named once.
+"""Stragglers in a matrix of pairs: hosts, ranks and links, from coarse to fine; slow uplinks are reported once.
 
-A slow host is slow with everyone, a healthy one is fast with every other healthy one. So a host's score is not its
-typical link but the lower quartile over its partners: with one slow host among four, half of all links are slow, and
-yet each healthy host keeps two good ones. Sending and receiving are scored apart, and the worse of the two counts, so
-that what is slow in one direction only is found too.
+A straggling host is slow with all others, a typical host is fast with every other typical host. So a host's score is
+the lower quartile over its partners, not the median. With one slow host among four, half of all links are slow, yet
+each typical host keeps two fast links. Sending and receiving are scored separately, and the worse score counts, so that
+hosts that are slow in one direction are found as well.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from commbench.analysis.stragglers.judging import RELEVANT, Floats, Judgement
 from commbench.results.pairs import Matrix
 from commbench.units import format_size
 
-#: The share of the slow links that must run between the parts.
+#: Share of the slow links that must run between the parts.
 MOST = 0.9
-#: So many hosts of a part are written out.
+#: Up to this many hosts of a part are named.
 SHOWN = 4
 
 
 def merge_uplink(
     family: Family, source: Integers, target: Integers, names: Sequence[str], *, leave_out: Collection[int]
 ) -> Family:
-    """The family with one straggler in place of its slow links if these are just what joins parts of the hosts.
+    """Return the family with one straggler in place of the slow links between parts of the hosts.
 
-    Parts are hosts that reach each other over links that are not slow, directly or by others. Where there are several
-    of two hosts or more, every link between two of them is slow: the racks' uplinks or the switch between them are.
+    A part is a set of hosts that reach each other over links that are not slow, directly or via others. If there are
+    several parts of two hosts or more, and all links between two parts are slow, then the racks' uplinks or the switch
+    between them is slow.
 
     Args:
         family: of links, judged.
         source: host at which each link of the family begins.
         target: host at which it ends.
         names: of all hosts.
-        leave_out: slow hosts, whose links are no part of the family.
+        leave_out: slow hosts, whose links are not in the family.
     """
     slow = list(family.judgement.slow)
     if not slow:
@@ -52,10 +53,10 @@ def merge_uplink(
     one_way = np.zeros_like(linked)
     one_way[source[slow], target[slow]] = True
     parts = _parts((linked | linked.T) & ~(one_way | one_way.T), leave_out)
-    place = np.full(len(names), -1)
+    part_of_host = np.full(len(names), -1)
     for number, part in enumerate(parts):
-        place[part] = number
-    between = [link for link in slow if place[source[link]] != place[target[link]]]
+        part_of_host[part] = number
+    between = [link for link in slow if part_of_host[source[link]] != part_of_host[target[link]]]
     if len(parts) < 2 or min(map(len, parts)) < 2 or len(between) < MOST * len(slow):  # noqa: PLR2004 - two of two
         return family
     by_link = dict(zip(slow, family.stragglers, strict=True))
@@ -65,7 +66,7 @@ def merge_uplink(
 
 
 def _parts(linked: NDArray[np.bool_], leave_out: Collection[int]) -> list[list[int]]:
-    """Hosts that reach each other over ``linked``, (hosts, hosts)."""
+    """Return the sets of hosts that reach each other over ``linked``, (hosts, hosts)."""
     parts, unseen = [], set(range(len(linked))) - set(leave_out)
     while unseen:
         reached, more = np.zeros(len(linked), dtype=bool), np.array([min(unseen)])
@@ -81,7 +82,7 @@ def _parts(linked: NDArray[np.bool_], leave_out: Collection[int]) -> list[list[i
 def _uplink(
     merged: Sequence[Straggler], in_launches: Floats, parts: Sequence[Sequence[int]], names: Sequence[str]
 ) -> Straggler:
-    """What joins the parts: as slow as the median of its links."""
+    """Return the straggler for the links between the parts: as slow as the median of its links."""
     interval = stats.launch_interval(np.exp(in_launches))
     return Straggler(
         kind="uplink",
@@ -104,19 +105,19 @@ def _listed(names: Sequence[str]) -> str:
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 
-#: Which partner of a unit stands for it: a quarter of them must be fast with it.
+#: Quantile over a unit's partners that is its score: with a quarter of them it must be fast.
 GOOD_SHARE = 0.25
-#: The parts of the levels in the false alarms that may be, by their methods' names: chosen so that four hosts and six
-#: launches suffice to name something on each level, and one host also where in one launch another one was slower.
+#: Each level's share of the allowed false alarms, by method name. Chosen so that four hosts and six launches suffice to
+#: name a straggler on each level, and one host even if another was slower in one launch.
 _PARTS = {"_hosts": 55, "_hosts_within": 8, "_links": 7}
 _OTHER_PART = 2
-#: The fewest units of which one can be the odd one.
+#: The fewest units among which an outlier can be identified.
 FEWEST = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """Times between units as logarithms, (launches, links), and which units each link joins."""
+    """Log times between units, (launches, links), and the units that each link joins."""
 
     source: Integers
     target: Integers
@@ -126,18 +127,20 @@ class Links:
         return len(self.source)
 
     def __getitem__(self, chosen: Booleans) -> Links:
-        """Some of the links."""
+        """Return the chosen links."""
         return Links(source=self.source[chosen], target=self.target[chosen], values=self.values[:, chosen])
 
-    def gathered(self, place: Integers) -> Links:
-        """The links between the places of the units, each the median of those it consists of."""
-        code = place[self.source] * (int(place.max()) + 1) + place[self.target]
+    def gathered(self, set_of_unit: Integers) -> Links:
+        """Return the links between sets of units, each the median of its links."""
+        code = set_of_unit[self.source] * (int(set_of_unit.max()) + 1) + set_of_unit[self.target]
         codes, number = np.unique(code, return_inverse=True)
         values = grouped_quantile(self.values, number, len(codes), 0.5)
-        return Links(source=codes // (int(place.max()) + 1), target=codes % (int(place.max()) + 1), values=values)
+        return Links(
+            source=codes // (int(set_of_unit.max()) + 1), target=codes % (int(set_of_unit.max()) + 1), values=values
+        )
 
     def scores(self, units: int) -> tuple[Floats, Floats]:
-        """How well each unit sends and receives, (launches, units): the lower quartile over its partners."""
+        """Return each unit's scores as sender and receiver, (launches, units): the lower quartile over partners."""
         return (
             grouped_quantile(self.values, self.source, units, GOOD_SHARE),
             grouped_quantile(self.values, self.target, units, GOOD_SHARE),
@@ -150,25 +153,27 @@ class Links:
             return False
         units = int(max(self.source.max(), self.target.max())) + 1
         forth, back = self.source * units + self.target, self.target * units + self.source
-        one, other = np.argsort(forth), np.argsort(back)
-        same = np.array_equal(forth[one], back[other])
-        return same and bool(np.array_equal(self.values[:, one], self.values[:, other], equal_nan=True))
+        order, reverse_order = np.argsort(forth), np.argsort(back)
+        has_same_pairs = np.array_equal(forth[order], back[reverse_order])
+        return has_same_pairs and bool(
+            np.array_equal(self.values[:, order], self.values[:, reverse_order], equal_nan=True)
+        )
 
 
 def grouped_quantile(values: Floats, group: Integers, groups: int, share: float) -> Floats:
-    """The quantile of each group of columns in each launch, (launches, groups): a value that occurs, the lower of two.
+    """Return the quantile of each group of columns in each launch, (launches, groups).
 
-    NaN where a group has no values.
+    It is an observed value, the lower of two candidates; NaN if a group has no values.
     """
     quantiles = np.full((len(values), groups), np.nan)
     for line, result in zip(values, quantiles, strict=True):
-        known = np.isfinite(line)
-        chosen, member = line[known], group[known]
+        is_valid = np.isfinite(line)
+        chosen, member = line[is_valid], group[is_valid]
         counts = np.bincount(member, minlength=groups)
         ordered = chosen[np.lexsort((chosen, member))]
         first = np.cumsum(counts) - counts
-        place = first + np.maximum(np.ceil(share * counts).astype(np.int64) - 1, 0)
-        result[counts > 0] = ordered[place[counts > 0]]
+        position = first + np.maximum(np.ceil(share * counts).astype(np.int64) - 1, 0)
+        result[counts > 0] = ordered[position[counts > 0]]
     return quantiles
 
 
@@ -176,19 +181,19 @@ def judge_matrix(matrix: Matrix, alpha: float) -> Findings:
     """Name the slow hosts, ranks and links of a matrix.
 
     Args:
-        matrix: wrong data is left out; without known hosts all ranks count as on one.
-        alpha: how probable it may be that anything at all is named where all are alike.
+        matrix: wrong data are left out; without known hosts all ranks count as on one host.
+        alpha: probability of any false alarm.
     """
     return _Search(matrix, alpha).findings()
 
 
 class _Search:
-    """The levels of one matrix. Between hosts and within them are searched apart: their times are of two kinds."""
+    """Levels of one matrix. Times between hosts and within hosts differ in kind and are judged separately."""
 
     def __init__(self, matrix: Matrix, alpha: float) -> None:
         self.matrix = matrix
         self.alpha = alpha
-        self.names, self.host = places(matrix.hosts)
+        self.names, self.host = numbered_hosts(matrix.hosts)
         with np.errstate(divide="ignore", invalid="ignore"):
             values = np.log(np.where(matrix.is_sound & (matrix.times_us > 0), matrix.times_us, np.nan))
         links = Links(source=matrix.source, target=matrix.target, values=values)
@@ -196,12 +201,12 @@ class _Search:
         self.per_host = np.bincount(self.host)
         self.measured = f"{matrix.case.backend} {matrix.case.operation} {format_size(matrix.case.message_bytes)}"
         self.ways: dict[int, str] = {}
-        """In which way each slow host is slow."""
+        """By slow host: ``sends``, ``receives`` or ``both``."""
         self.slow_within: set[int] = set()
         """Hosts whose own pairs are slow."""
 
     def findings(self) -> Findings:
-        """All levels that these hosts and ranks allow, each with its share of the false alarms that may be."""
+        """Return all levels that these hosts and ranks allow, each with its share of the false alarms."""
         levels = self._levels()
         parts = [_PARTS.get(level.__name__, _OTHER_PART) for level in levels]
         families = [level(self.alpha * part / sum(parts)) for level, part in zip(levels, parts, strict=True)]
@@ -209,15 +214,15 @@ class _Search:
 
     def _levels(self) -> list[Callable[[float], Family]]:
         hosts, ranks = len(self.names), len(self.host)
-        several = int((self.per_host > 1).sum())
-        many = bool((self.per_host >= FEWEST).any())
+        hosts_with_pairs = int((self.per_host > 1).sum())
+        has_three_ranks = bool((self.per_host >= FEWEST).any())
         wanted: list[tuple[bool, Callable[[float], Family]]] = [
             (hosts >= FEWEST, self._hosts),
-            (hosts > 1 and several > 0 and ranks >= FEWEST, self._ranks),
+            (hosts > 1 and hosts_with_pairs > 0 and ranks >= FEWEST, self._ranks),
             (hosts >= FEWEST, self._links),
-            (several >= FEWEST, self._hosts_within),
-            (many, self._ranks_within),
-            (many, self._links_within),
+            (hosts_with_pairs >= FEWEST, self._hosts_within),
+            (has_three_ranks, self._ranks_within),
+            (has_three_ranks, self._links_within),
         ]
         return [level for is_wanted, level in wanted if is_wanted]
 
@@ -228,13 +233,13 @@ class _Search:
         return family
 
     def _ranks(self, alpha: float) -> Family:
-        """Ranks against the ranks of all hosts that are not slow as a whole."""
+        """Judge ranks against the ranks of all hosts that are not slow as a whole."""
         slow = np.isin(self.host, list(self.ways))
         links = self.inter[~slow[self.inter.source] & ~slow[self.inter.target]]
         return self._scored(links, "rank", self._rank_name, alpha)[0]
 
     def _links(self, alpha: float) -> Family:
-        """Links between hosts that no slow host explains."""
+        """Judge links between hosts that no slow host explains."""
         links = self.inter.gathered(self.host)
         explained = np.isin(links.source, [host for host, way in self.ways.items() if way != "receives"])
         explained |= np.isin(links.target, [host for host, way in self.ways.items() if way != "sends"])
@@ -244,7 +249,7 @@ class _Search:
     # -------------------------------------------------------------------------------------------- within hosts
 
     def _hosts_within(self, alpha: float) -> Family:
-        """Hosts by the typical pair of their own ranks."""
+        """Judge hosts by the median pair of their own ranks."""
         values = grouped_quantile(self.intra.values, self.host[self.intra.source], len(self.names), 0.5)
 
         def say(host: int, _: Judgement) -> Words:
@@ -258,7 +263,7 @@ class _Search:
         return family
 
     def _ranks_within(self, alpha: float) -> Family:
-        """Ranks by their pairs on the same host, where a third rank allows to tell whose it is."""
+        """Judge ranks by their pairs on the same host; with three ranks a slow one can be identified."""
         host = self.host[self.intra.source]
         self.intra = self.intra[(self.per_host[host] >= FEWEST) & ~np.isin(host, list(self.slow_within))]
         family, ways = self._scored(self.intra, "rank", self._rank_name, alpha)
@@ -267,7 +272,7 @@ class _Search:
         return family
 
     def _links_within(self, alpha: float) -> Family:
-        """Pairs of ranks on one host that neither the host nor a rank explains."""
+        """Judge pairs of ranks on one host that neither the host nor a rank explains."""
         return self._single(self.intra, self._rank_name, alpha)[1]
 
     # --------------------------------------------------------------------------------------------- both kinds
@@ -278,7 +283,7 @@ class _Search:
     def _scored(
         self, links: Links, kind: str, name: Callable[[int], str], alpha: float
     ) -> tuple[Family, dict[int, str]]:
-        """Judge units by their links; also in which way each slow one is slow."""
+        """Judge units by their links; return the family and each slow unit's direction: sends, receives or both."""
         sends, receives = links.scores(len(self.names) if kind == "host" else len(self.host))
 
         def way(unit: int, judgement: Judgement) -> str:
@@ -293,7 +298,7 @@ class _Search:
         return family, {unit: way(unit, family.judgement) for unit in family.judgement.slow}
 
     def _single(self, links: Links, name: Callable[[int], str], alpha: float) -> tuple[Links, Family]:
-        """Judge links one by one, and return which; both directions of those that were measured as one count once."""
+        """Judge links one by one; return the judged links and the family. Symmetric links count once."""
         symmetric = links.is_symmetric
         judged = links[links.source < links.target] if symmetric else links
 
@@ -305,10 +310,10 @@ class _Search:
                 links=[ends, ends[::-1]] if symmetric else [ends],
             )
 
-        return judged, make_family("link", self.measured, judged.values, say, alpha, minority=False)
+        return judged, make_family("link", self.measured, judged.values, say, alpha, is_minority=False)
 
     def _remarks(self) -> list[str]:
-        """What cannot be told of so few."""
+        """Return one sentence for each question that so few hosts or ranks leave open."""
         hosts, ranks = len(self.names), len(self.host)
         if hosts == 2:  # noqa: PLR2004 - the two ends of one link
             return [f"{self._two_hosts()}with two hosts it cannot be told which of the two is slow; add a third"]
@@ -317,7 +322,7 @@ class _Search:
         return []
 
     def _two_hosts(self) -> str:
-        """Whether one direction between two hosts is slower than the other."""
+        """Return whether one direction between two hosts is slower than the other, in words."""
         links = self.inter.gathered(self.host)
         if links.is_symmetric or len(links) != 2:  # noqa: PLR2004 - there and back, unless one could not be timed
             return ""
@@ -341,19 +346,19 @@ _DOES = {
 
 
 def _way(unit: int, sends: Floats, receives: Floats, judgement: Judgement) -> str:
-    """Whether a slow unit is slow as a sender, as a receiver, or both: so if the better way is half as slow."""
-    alike = np.isfinite(judgement.effects)
-    alike[list(judgement.slow)] = False
+    """Return whether a slow unit is slow as sender, receiver or both: both if the better direction is half as slow."""
+    is_valid = np.isfinite(judgement.effects)
+    is_valid[list(judgement.slow)] = False
     send, receive = (
-        float(np.median(scores[:, unit] - np.median(scores[:, alike], axis=1))) for scores in (sends, receives)
+        float(np.median(scores[:, unit] - np.median(scores[:, is_valid], axis=1))) for scores in (sends, receives)
     )
     if min(send, receive) > max(send, receive) / 2:
         return "both"
     return "sends" if send > receive else "receives"
 
 
-def places(hosts: Sequence[str]) -> tuple[list[str], Integers]:
-    """The names of the hosts in the order of their first rank, and the number of each rank's."""
+def numbered_hosts(hosts: Sequence[str]) -> tuple[list[str], Integers]:
+    """Return the hosts' names in the order of their first rank, and each rank's host number."""
     names = list(dict.fromkeys(hosts))
-    number = {name: place for place, name in enumerate(names)}
+    number = {name: index for index, name in enumerate(names)}
     return names, np.array([number[host] for host in hosts], dtype=np.int64)

@@ -142,7 +142,7 @@ def comparison_json(table: ComparisonTable, threshold: float) -> str:
         "cases": [_plain(asdict(row)) for row in comparison_rows(table, threshold)],
         "only_in_a": list(map(str, table.only_in_a)),
         "only_in_b": list(map(str, table.only_in_b)),
-        "too_few_launches": table.too_few_launches,
+        "too_few_launches": table.has_too_few_launches,
     }
     return json.dumps(facts, indent=1) + "\n"
 

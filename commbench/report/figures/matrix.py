@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from commbench.analysis.runs import straggler_findings
 from commbench.analysis.stragglers.findings import ANY, Family, Straggler
-from commbench.analysis.stragglers.matrix import places
+from commbench.analysis.stragglers.matrix import numbered_hosts
 from commbench.collectives.operations import OPERATIONS
 from commbench.report.figures.axes import plain, plain_time
 from commbench.report.figures.drawing import BAD, PAPER, Drawing, Style, draw, slug
@@ -181,7 +181,7 @@ def _name_axes(axes: Axes, heat: Heat) -> None:
     """Label hosts at the middle of their ranks if there are several and few of them; else label ranks by number."""
     from matplotlib.ticker import MaxNLocator
 
-    hosts, place = places(heat.hosts)
+    hosts, place = numbered_hosts(heat.hosts)
     edges = np.flatnonzero(np.diff(place)) + 0.5
     if 1 < len(hosts) <= _NAMED and len(edges) == len(hosts) - 1:
         bounds = [-0.5, *edges, len(heat.hosts) - 0.5]
