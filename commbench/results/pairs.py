@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from commbench.engine.records import SCHEMA, PairTable, Record, column, columns_
 from commbench.errors import Reason
 from commbench.results.info import RunInfo
 from commbench.results.summary import MANY_LAUNCHES, condition_flags, joined_texts, records_by_case
-from commbench.results.tables import column_dtypes, table_of_columns
+from commbench.results.tables import column_dtypes, table_of
 from commbench.units import algbw_GBps
 
 if TYPE_CHECKING:
@@ -189,73 +188,50 @@ def _median(values: Floats) -> Floats:
 
 
 def pair_table(matrices: Iterable[Matrix], info: RunInfo) -> DataFrame:
-    """Return the lines of ``pairs.csv`` as a DataFrame."""
-    columns: dict[str, list[Any]] = {name: [] for name in PAIR_COLUMNS}
-    for matrix in matrices:
-        for name, values in pair_columns(matrix, info).items():
-            columns[name] += values
-    return table_of_columns(column_dtypes(PairRow), columns)
+    """Return the lines of ``pairs.csv`` as a DataFrame, by source and target within each matrix.
+
+    Args:
+        matrices: measured.
+        info: as ``run.json`` holds it.
+    """
+    import pandas as pd
+
+    dtypes = column_dtypes(PairRow)
+    tables = [pd.DataFrame(_columns(matrix, info), columns=list(dtypes)).astype(dtypes) for matrix in matrices]
+    return pd.concat(tables, ignore_index=True) if tables else table_of(PairRow, [])
 
 
-def pair_columns(matrix: Matrix, info: RunInfo) -> dict[str, Iterable[Any]]:
-    """The columns of ``pairs.csv`` for one matrix, in their order, each with one value a pair."""
+def _columns(matrix: Matrix, info: RunInfo) -> dict[str, Any]:
+    """Return the columns of ``pairs.csv`` for one matrix: an array with a value for each pair, or one for all pairs."""
     low, high = stats.launch_intervals(matrix.times_us)
     hosts = np.array(matrix.hosts, dtype=object)
     launches = np.isfinite(matrix.times_us).sum(axis=0)
-    last, texts = matrix.records[-1], {name: joined_texts(getattr(r, name) for r in matrix.records) for name in _TEXTS}
-    shared: dict[str, Any] = {
+    return {
         "schema": info.get("schema", SCHEMA),
         "run_id": str(info.get("run_id", "")),
         "backend": matrix.case.backend,
+        **{name: joined_texts(getattr(record, name) for record in matrix.records) for name in _TEXTS},
         "operation": matrix.case.operation,
+        "source": matrix.source,
+        "target": matrix.target,
+        "source_host": hosts[matrix.source],
+        "target_host": hosts[matrix.target],
         "dtype": matrix.case.dtype,
         "message_bytes": matrix.case.message_bytes,
-        "window": last.window,
-        "reason": "",
-        **texts,
-    }
-    each: dict[str, Iterable[Any]] = {
-        "source": matrix.source.tolist(),
-        "target": matrix.target.tolist(),
-        "source_host": hosts[matrix.source].tolist(),
-        "target_host": hosts[matrix.target].tolist(),
-        "launches": launches.tolist(),
-        "repetitions": matrix.repetitions.tolist(),
-        "time_us": _plain(matrix.time_us),
-        "time_us_ci_low": _plain(low),
-        "time_us_ci_high": _plain(high),
-        "time_us_p95": _plain(_median(matrix.p95_us)),
-        "algbw_GBps": _plain(np.where(matrix.is_sound, matrix.rate_GBps(matrix.time_us), np.nan)),
-        "ratio_to_typical": _plain(matrix.ratio_to_typical),
-        "wrong": [None if np.isnan(count) else int(count) for count in matrix.wrong],
-        "status": np.where(matrix.is_sound, "ok", "wrong").tolist(),
-        "reason": ["" if sound else _WRONG for sound in matrix.is_sound],
+        "window": matrix.records[-1].window,
+        "launches": launches,
+        "repetitions": matrix.repetitions,
+        "time_us": matrix.time_us,
+        "time_us_ci_low": low,
+        "time_us_ci_high": high,
+        "time_us_p95": _median(matrix.p95_us),
+        "algbw_GBps": np.where(matrix.is_sound, matrix.rate_GBps(matrix.time_us), np.nan),
+        "ratio_to_typical": matrix.ratio_to_typical,
+        "wrong": matrix.wrong,
+        "status": np.where(matrix.is_sound, "ok", "wrong"),
+        "reason": np.where(matrix.is_sound, "", "the data differs from the known answer"),
         "flags": _flags(matrix, launches, info),
     }
-    return {name: each[name] if name in each else repeat(shared[name], len(matrix.source)) for name in PAIR_COLUMNS}
-
-
-def pair_rows(matrix: Matrix, info: RunInfo, *, most: int | None = None) -> list[PairRow]:
-    """The lines of ``pairs.csv`` for one matrix, by source and target.
-
-    Args:
-        matrix: measured.
-        info: as ``run.json`` holds it.
-        most: the largest number of lines; those slowest relative to the typical pair come first.
-    """
-    columns = pair_columns(matrix, info)
-    lines: Iterable[tuple[Any, ...]] = zip(*columns.values(), strict=True)
-    if most is not None:
-        slowest = np.argsort(-np.nan_to_num(matrix.ratio_to_typical, nan=np.inf), kind="stable")[:most]
-        kept = dict.fromkeys(slowest.tolist())
-        by_place = {place: line for place, line in enumerate(lines) if place in kept}
-        lines = (by_place[place] for place in kept)
-    return [PairRow(**dict(zip(columns, line, strict=True))) for line in lines]
-
-
-def _plain(values: Floats) -> list[float | None]:
-    """Numbers as Python's; None for NaN."""
-    return [None if value != value else value for value in values.tolist()]  # noqa: PLR0124 - NaN alone differs
 
 
 def _flags(matrix: Matrix, launches: Integers, info: RunInfo) -> list[str]:

@@ -18,7 +18,7 @@ from commbench.errors import InputError
 from commbench.results.files import RECOMMENDATION, RUN, SAMPLES, refusing
 from commbench.results.info import RunInfo, check_info, is_live
 from commbench.results.losses import Loss, read_losses
-from commbench.results.pairs import Matrix, PairRow, matrices, pair_rows, pair_table
+from commbench.results.pairs import Matrix, matrices, pair_table
 from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import AnyRecord, collective_records, read_record, training_records
 from commbench.results.summary import RowKey, energy_kinds, keyed_rows, overlap_rows
@@ -126,11 +126,6 @@ class Run:
     def matrices(self) -> list[Matrix]:
         """The measured matrices of pairs of ranks; empty without the pattern ``matrix``."""
         return matrices(self.records, self.info)
-
-    @cached_property
-    def pair_rows(self) -> list[PairRow]:
-        """The lines of ``pairs.csv``; empty without the pattern ``matrix``."""
-        return [row for matrix in self.matrices for row in pair_rows(matrix, self.info)]
 
 
 def once_per_run(compute: Callable[[Run], T]) -> Callable[[Run], T]:

@@ -72,6 +72,11 @@ def table_of_columns(dtypes: Mapping[str, str], columns: Mapping[str, Iterable[o
     return pd.DataFrame({name: list(columns[name]) for name in dtypes}, dtype=object).astype(dict(dtypes))
 
 
+def rows_of(table: DataFrame) -> Iterable[Any]:
+    """Return the rows of a table as named tuples, with None for NA."""
+    return table.astype(object).where(table.notna(), None).itertuples(index=False, name="Row")
+
+
 def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS) -> str:
     """Return rows as the text of a CSV file.
 

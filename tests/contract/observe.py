@@ -38,27 +38,20 @@ Table = list[dict[str, str]]
 
 def rows_of(run_path: Path) -> dict[str, Table]:
     """Return each table that the records of a run fill, as the cells of its CSV file."""
-    from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS
-    from commbench.engine.records import COLUMNS, OVERLAP_COLUMNS
     from commbench.results import load_run
-    from commbench.results.pairs import PAIR_COLUMNS
-    from commbench.results.tables import csv_text
-    from commbench.tuner.predictions import PREDICTION_COLUMNS, predictions
+    from commbench.results.tables import table_csv
+    from commbench.tuner.predictions import prediction_table
 
     run = load_run(run_path)
-    tables: dict[str, tuple[Sequence[Any], Sequence[str]]] = {
-        "collectives": (run.rows, COLUMNS),
-        "overlap": (run.overlaps, OVERLAP_COLUMNS),
-        "pairs": (run.pair_rows, PAIR_COLUMNS),
-        "ddp": (run.training_rows, DDP_COLUMNS),
-        "buckets": (run.bucket_rows, BUCKET_COLUMNS),
-        "predictions": (predictions(run), PREDICTION_COLUMNS),
+    tables = {
+        "collectives": run.collectives,
+        "overlap": run.overlap,
+        "pairs": run.pairs,
+        "ddp": run.ddp,
+        "buckets": run.buckets,
+        "predictions": prediction_table(run),
     }
-    return {
-        name: list(csv.DictReader(io.StringIO(csv_text(rows, columns))))
-        for name, (rows, columns) in tables.items()
-        if rows
-    }
+    return {name: list(csv.DictReader(io.StringIO(table_csv(table)))) for name, table in tables.items() if len(table)}
 
 
 def documents_of(run_path: Path) -> dict[str, Json]:

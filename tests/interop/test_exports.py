@@ -134,7 +134,7 @@ def test_parquet_is_written_beside_the_run_by_default(tmp_path: Path) -> None:
     run = load_run(MATRIX)
     copy = type(run)(path=tmp_path, info=run.info, records=run.records)
     assert tmp_path / "parquet" == write_parquet(copy)
-    assert len(copy.pair_rows) == 2 * 4 * 3
+    assert len(copy.pairs) == 2 * 4 * 3
 
 
 def test_a_place_that_cannot_be_written_is_refused(export: Command, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from commbench.interop.exports.trackers import trials_of
 from commbench.report.comparison import render_comparison
 from commbench.report.page.contents import make_page
 from commbench.results import Run, Store, load_run
-from commbench.results.tables import csv_text
+from commbench.results.tables import csv_text, table_csv
 from commbench.tuner.predictions import predictions
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -53,8 +53,9 @@ def make_run(path: Path) -> Path:
 
 def use(run: Run, other: Run) -> None:
     """Make everything that reading makes of a run."""
-    for rows in (run.rows, run.overlaps, run.training_rows, run.bucket_rows, run.pair_rows, predictions(run)):
+    for rows in (run.rows, run.overlaps, run.training_rows, run.bucket_rows, predictions(run)):
         csv_text(rows)
+    table_csv(run.pairs)
     straggler_findings(run).to_json()
     network_model(run).to_json()
     console = make_console(io.StringIO())

@@ -5,6 +5,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from commbench import stats
 from commbench.engine.records import PairTable, PairTimes, Record
 from commbench.errors import InputError
 from commbench.launch.tables import write_tables
-from commbench.results import Store, load_run
-from commbench.results.pairs import PAIR_COLUMNS, PairRow, matrices, pair_rows, pair_table
-from commbench.results.tables import csv_text, table_csv
+from commbench.results import Store, load_run, tables
+from commbench.results.pairs import PAIR_COLUMNS, matrices, pair_table
+from commbench.results.tables import table_csv
 
 # The contract's order; a change of it is a change of the schema.
 COLUMNS = (  # noqa: SIM905 - reads like the contract
@@ -27,13 +28,11 @@ COLUMNS = (  # noqa: SIM905 - reads like the contract
 ).split(", ")
 
 
-def rows_of(
-    records: list[Record], hosts: int = 4, ranks_per_host: int = 1
-) -> dict[tuple[int | None, int | None], PairRow]:
+def rows_of(records: list[Record], hosts: int = 4, ranks_per_host: int = 1) -> dict[tuple[int | None, int | None], Any]:
     """Return the rows of the only matrix by source and target."""
     info = make_hosts(hosts, ranks_per_host)
     (matrix,) = matrices(records, info)
-    return {(row.source, row.target): row for row in pair_rows(matrix, info)}
+    return {(row.source, row.target): row for row in tables.rows_of(pair_table([matrix], info))}
 
 
 def test_columns_are_the_contract() -> None:
@@ -143,37 +142,20 @@ def test_emulated_pairs_are_flagged() -> None:
     """Say of every pair that its link was emulated."""
     info = make_hosts(3, environment={"emulated": {"rate": "1gbit"}})
     (matrix,) = matrices(make_matrix(3), info)
-    assert {"emulated"} == {row.flags for row in pair_rows(matrix, info)}
-
-
-def test_the_slowest_rows_come_first_where_only_some_are_wanted() -> None:
-    """Return as many rows as asked for, those slowest beside their kind, the same as among all."""
-    info = make_hosts(4)
-    (matrix,) = matrices(make_matrix(4, host_slowness=lambda a, b: 3.0 if (a, b) == (2, 1) else 1.0), info)
-    first, *others = pair_rows(matrix, info, most=5)
-    assert (2, 1, 4) == (first.source, first.target, len(others))
-    assert {first, *others} <= set(pair_rows(matrix, info))
+    assert {"emulated"} == set(pair_table([matrix], info)["flags"])
 
 
 def test_unknown_hosts_are_one() -> None:
     """Read a run that does not say where its ranks were."""
     (matrix,) = matrices(make_matrix(3), {})
     assert not matrix.is_inter.any()
-    assert {("", "")} == {(row.source_host, row.target_host) for row in pair_rows(matrix, {})}
+    assert {""} == set(pair_table([matrix], {})[["source_host", "target_host"]].to_numpy().flat)
 
 
 def test_only_measured_matrices_count() -> None:
     """Make nothing of other patterns, nor of a matrix that was not measured."""
     failed = make_record(make_case("bandwidth", pattern="matrix"), status="failed")
     assert [] == matrices([make_record(), failed], make_hosts(2))
-
-
-def test_columns_and_rows_agree() -> None:
-    """Write by columns what would be written by rows."""
-    info = make_hosts(2, 2)
-    (matrix,) = matrices(make_matrix(2, 2), info)
-    by_column = table_csv(pair_table([matrix], info))
-    assert csv_text(pair_rows(matrix, info), PAIR_COLUMNS) == by_column
 
 
 def test_store_writes_and_reads_pairs(tmp_path: Path) -> None:
@@ -186,10 +168,8 @@ def test_store_writes_and_reads_pairs(tmp_path: Path) -> None:
             store.append(record)
         write_tables(store)
     lines = list(csv.DictReader((tmp_path / "mine" / "pairs.csv").read_text().splitlines()))
-    rows = load_run(tmp_path / "mine").pair_rows
-    assert [(str(row.source), str(row.target), f"{row.time_us:.6g}") for row in rows] == [
-        (line["source"], line["target"], f"{float(line['time_us']):.6g}") for line in lines
-    ]
+    pairs = load_run(tmp_path / "mine").pairs
+    assert (tmp_path / "mine" / "pairs.csv").read_text() == table_csv(pairs)
     assert 6 == len(lines)
 
 

@@ -33,8 +33,9 @@ from commbench.report.state import counted_energy, explain_time
 from commbench.report.table import TIME_SLICES, columns_of, title_of
 from commbench.results import PAIRS, SUMMARY, Run
 from commbench.results.overhead import Overhead, overheads
-from commbench.results.pairs import PairRow, pair_rows
+from commbench.results.pairs import PairRow, pair_table
 from commbench.results.sharing import measures_interconnect
+from commbench.results.tables import rows_of
 from commbench.units import format_size
 
 #: Fields that distinguish two lines of a table, besides the backend and the method of measuring.
@@ -228,7 +229,10 @@ def pair_tables(runs: Sequence[Run]) -> list[Table]:
     tables = []
     for run in runs:
         for matrix in run.matrices:
-            rows = [(run.name, row) for row in pair_rows(matrix, run.info, most=MOST_LINES)]
+            slowest = pair_table([matrix], run.info).sort_values(
+                "ratio_to_typical", ascending=False, na_position="first", kind="stable"
+            )
+            rows = [(run.name, row) for row in rows_of(slowest[:MOST_LINES])]
             case = matrix.case
             title = f"{case.operation} {format_size(case.message_bytes)}, {case.backend}: pairs of ranks"
             title += f" of {run.name}" if len(runs) > 1 else ""
