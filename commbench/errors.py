@@ -12,10 +12,13 @@ A `Reason` says why a case has no result or no prediction: a code, its parameter
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from string import Formatter
 from types import MappingProxyType
+from typing import TypeVar
+
+EntryT = TypeVar("EntryT")
 
 
 class CommbenchError(Exception):
@@ -30,11 +33,25 @@ class InputError(CommbenchError):
     exit_code = 2
 
 
-def check_choice(what: str, name: str, choices: Iterable[str]) -> None:
+def unknown_choice(what: str, name: str, choices: Iterable[str], alternative: str = "") -> InputError:
+    """Return the error for a ``name`` that is none of ``choices``; ``what`` is the kind of name."""
+    return InputError(f"Unknown {what} {name!r}; choose from {', '.join(choices)}{alternative}.")
+
+
+def check_choice(what: str, name: str, choices: Collection[str]) -> None:
     """Raise `InputError` with the list of ``choices`` unless ``name`` is one of them; ``what`` is the kind of name."""
-    choices = list(choices)
     if name not in choices:
-        raise InputError(f"Unknown {what} {name!r}; choose from {', '.join(choices)}.")
+        raise unknown_choice(what, name, choices)
+
+
+def find_entry(what: str, name: str, entries: Mapping[str, EntryT]) -> EntryT:
+    """Return the entry called ``name``.
+
+    Raises:
+        InputError: there is none; the message lists the names.
+    """
+    check_choice(what, name, entries)
+    return entries[name]
 
 
 @contextlib.contextmanager

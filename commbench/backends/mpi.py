@@ -148,7 +148,7 @@ class MpiCommunicator(HostCommunicator):
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:
         """Return 0 for reduce_scatter: in place, MPI leaves its result at the start of the buffer."""
-        return 0 if operation.name == "reduce_scatter" else super().result_offset(operation, shape)
+        return 0 if operation.has_mpi_result_at_start else super().result_offset(operation, shape)
 
     def empty(self) -> HostBuffer:
         """See `Communicator.empty`."""

@@ -49,11 +49,11 @@ from commbench.cli.request import (
     split_names,
     usable_suite,
 )
-from commbench.cli.train import backend_at, default_sweep, find_training_budget, join_training, plan_training
-from commbench.collectives.backends import NCCL_BACKENDS
+from commbench.cli.train import backend_at, default_sweep, join_training, plan_training
+from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.collectives.suites import Suite, load_suite
 from commbench.results.plan import single_stage
-from commbench.stats.budgets import Budget
+from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, Budget
 
 #: Share of a time limit for the collectives if `bench` also trains.
 COLLECTIVES_SHARE = 0.4
@@ -84,12 +84,15 @@ def bench(
     backends = split_names(backend)
     suite = _override(load_suite("quick"), {"backends": backends})
     trains_over = _trains_over(backends) if train else None
-    timing, training = find_budget(budget, launches), find_training_budget(budget)
+    timing, training = find_budget(BUDGETS, budget, launches=launches), find_budget(TRAINING_BUDGETS, budget)
 
     def plan(place: Place) -> Task:
         lack = lacking("gloo") if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
-        if trains_over == "nccl" and not lack:  # a launcher named for collectives may lack torch or start other hosts
-            lack = try_device("torch-nccl").refusal
+        trainer = TRAINING_BACKENDS.get(trains_over or "")
+        if (
+            trainer and trainer.uses_gpu and not lack
+        ):  # a launcher named for collectives may lack torch or start other hosts
+            lack = try_device(trainer.name).refusal
         asked = None if lack else trains_over
         limit_s = settings.time_limit
         if asked and limit_s is not None:
@@ -115,8 +118,7 @@ def _trains_over(backends: Sequence[str] | None) -> str | None:
     """The training backend beside collectives over these backends; None: all of them. None if none is usable."""
     if backends is None:
         return AUTO_BACKEND
-    suitable = ["gloo"] if "gloo" in backends else []
-    suitable += ["nccl"] if any(backend in NCCL_BACKENDS for backend in backends) else []
+    suitable = [name for name, trainer in TRAINING_BACKENDS.items() if {name, trainer.name} & set(backends)]
     return AUTO_BACKEND if len(suitable) > 1 else next(iter(suitable), None)
 
 
@@ -179,7 +181,8 @@ def run(
     }
     settings = replace(settings, style=output_format)
     whole = _override(load_suite(suite), axes)
-    plan = _planner(whole, settings, find_budget(budget, launches, energy), like, asked=axes["backends"] is not None)
+    chosen = find_budget(BUDGETS, budget, launches=launches, energy_s=energy)
+    plan = _planner(whole, settings, chosen, like, asked=axes["backends"] is not None)
     return carry_out(settings, plan, lambda: ranks_by_gpus(whole.backends))
 
 

@@ -13,24 +13,26 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 import psutil
 
 from commbench.backends import WITHOUT_MPI, has_gpus, missing_library, try_device
 from commbench.cli.options import Settings
-from commbench.collectives.backends import GPU_BACKENDS, MPI_BACKENDS, NCCL_BACKENDS
+from commbench.collectives.backends import GPU_BACKENDS, MPI_BACKENDS, NCCL_BACKENDS, TRAINING_BACKENDS
 from commbench.collectives.cases import Case, all_cases
 from commbench.collectives.suites import Suite
-from commbench.ddp.plan.cases import BACKENDS as TRAINING_BACKENDS
-from commbench.errors import InputError, check_choice
+from commbench.errors import InputError, check_choice, find_entry
 from commbench.launch.facts import emulated_conditions
 from commbench.results import load_run
 from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest, fixed_settings
-from commbench.stats.budgets import BUDGETS, Budget
+from commbench.stats.budgets import Budget, TrainingBudget, TuningBudget
 from commbench.system.gpus import gpu_addresses
 from commbench.system.software import git_commit
 from commbench.units import counted, format_size, parse_size, parse_sizes
+
+BudgetT = TypeVar("BudgetT", Budget, TrainingBudget, TuningBudget)
 
 #: Send and receive buffers of every rank are counted twice: libraries stage messages too.
 BUFFERS_PER_RANK = 3
@@ -185,7 +187,7 @@ def choose_training_backend(asked: str, *, ranks_here: int, started: bool = Fals
     """The training backend: the requested one, or for ``auto`` NCCL if each rank has a GPU, else Gloo.
 
     Args:
-        asked: one of `commbench.ddp.plan.cases.BACKENDS`, or ``auto``.
+        asked: one of `commbench.collectives.backends.TRAINING_BACKENDS`, or ``auto``.
         ranks_here: see `lacking`.
         started: see `lacking`.
 
@@ -194,10 +196,11 @@ def choose_training_backend(asked: str, *, ranks_here: int, started: bool = Fals
     """
     if asked != AUTO_BACKEND:
         return asked, []
-    lack = lacking("torch-nccl", asked=False, ranks_here=ranks_here, started=started) if has_gpus() else ""
+    on_cpus, on_gpus = TRAINING_BACKENDS.values()
+    lack = lacking(on_gpus.name, asked=False, ranks_here=ranks_here, started=started) if has_gpus() else ""
     if lack is None:
-        return "nccl", []
-    return "gloo", [f"Training on GPUs: this trains over Gloo on CPUs. {lack}"] if lack else []
+        return on_gpus.training_name, []
+    return on_cpus.training_name, [f"Training on GPUs: this trains over Gloo on CPUs. {lack}"] if lack else []
 
 
 def ranks_by_gpus(backends: Sequence[str]) -> int | None:
@@ -212,19 +215,26 @@ def ranks_by_gpus(backends: Sequence[str]) -> int | None:
     return gpus if gpus > 1 or (gpus and len(using) == len(backends)) else None
 
 
-def find_budget(name: str, launches: int | None, energy_s: float | None = None) -> Budget:
-    """The budget ``name``, with another number of launches or energy time if given.
+def check_counts(counts: Mapping[str, int | None]) -> None:
+    """Raise `InputError` if a given number is not above 0."""
+    for option, number in counts.items():
+        if number is not None and number < 1:
+            raise InputError(f"{option} {number} was asked for; give at least 1.")
+
+
+def find_budget(budgets: Mapping[str, BudgetT], name: str, **changes: float | None) -> BudgetT:
+    """Return the budget called ``name``, changed in those of its fields for which a number is given.
 
     Raises:
-        InputError: unknown name, less than one launch, or no time.
+        InputError: unknown name, or a number is not above 0.
     """
-    check_choice("budget", name, BUDGETS)
-    budget = BUDGETS[name]
-    if launches is not None and launches < 1:
-        raise InputError(f"--launches {launches} was asked for; give at least 1.")
-    if energy_s is not None and not 0 < energy_s < math.inf:
-        raise InputError(f"--energy {energy_s:g} was asked for; give more than 0 seconds.")
-    return dataclasses.replace(budget, launches=launches or budget.launches, energy_s=energy_s or budget.energy_s)
+    given = {field: number for field, number in changes.items() if number is not None}
+    for field, number in given.items():
+        if not 0 < number < math.inf:
+            option = field.removesuffix("_s").replace("_", "-")
+            least = "more than 0 seconds" if field.endswith("_s") else "at least 1"
+            raise InputError(f"--{option} {number:g} was asked for; give {least}.")
+    return dataclasses.replace(find_entry("budget", name, budgets), **given)  # type: ignore[arg-type] # fields are numbers
 
 
 def make_request(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -13,16 +12,19 @@ from commbench.cli.conduct import Place, Task, carry_out
 from commbench.cli.options import Settings, join_names, takes_settings
 from commbench.cli.request import (
     AUTO_BACKEND,
+    check_counts,
     check_training_backend,
     choose_training_backend,
     draw_seed,
+    find_budget,
     parse_numbers,
     ranks_by_gpus,
     split_names,
 )
-from commbench.ddp.plan.cases import BACKENDS, PRECISIONS, TrainingSweep
+from commbench.collectives.backends import TRAINING_BACKENDS
+from commbench.ddp.plan.cases import PRECISIONS, TrainingSweep
 from commbench.ddp.traces import load_trace
-from commbench.errors import InputError, check_choice
+from commbench.errors import InputError
 from commbench.hooks.registry import HOOKS
 from commbench.launch.probe import probe_workload
 from commbench.results import Store
@@ -92,8 +94,8 @@ TrainingBackend = Annotated[
     typer.Option(
         "--backend",
         metavar="NAME",
-        help=f"One of {join_names([AUTO_BACKEND, *BACKENDS])}: gloo trains on CPUs; nccl on GPUs, the k-th rank of a "
-        "host on its k-th GPU; auto is nccl if this machine has a GPU for each rank, else gloo.",
+        help=f"One of {join_names([AUTO_BACKEND, *TRAINING_BACKENDS])}: gloo trains on CPUs; nccl on GPUs, the k-th "
+        "rank of a host on its k-th GPU; auto is nccl if this machine has a GPU for each rank, else gloo.",
     ),
 ]
 Steps = Annotated[
@@ -182,7 +184,9 @@ def train(
         batches=parse_numbers("--batch", batch) or (),
         world_sizes=parse_numbers("--world-size", world_size) or (),
     )
-    chosen = find_training_budget(budget, launches, confirm_launches)
+    chosen = find_budget(TRAINING_BUDGETS, budget, launches=launches, confirm_launches=confirm_launches)
+    if launches or confirm_launches:
+        chosen = dataclasses.replace(chosen, aim_s=None)  # a person who names numbers wants them
 
     def plan(place: Place) -> Task:
         seed = draw_seed(settings.seed_or_resumed())
@@ -201,7 +205,7 @@ def train(
 def backend_at(place: Place, asked: str, workload: str) -> tuple[str, list[str]]:
     """The training backend of a workload at a place, see `choose_training_backend`."""
     backend, left_out = choose_training_backend(asked, ranks_here=place.ranks_here, started=place.started)
-    if asked == AUTO_BACKEND and backend == "nccl" and _computes_on_hosts(workload):
+    if asked == AUTO_BACKEND and TRAINING_BACKENDS[backend].uses_gpu and _computes_on_hosts(workload):
         sentence = f"{workload} was recorded on CPUs, which replay it; --backend nccl sends its gradients by NCCL."
         return "gloo", [f"Training on GPUs: this trains over Gloo on CPUs. {sentence}"]
     return backend, left_out
@@ -220,8 +224,9 @@ def training_ranks(backend: str) -> int | None:
         InputError: there is one GPU to train on, and no number was given.
     """
     if backend == AUTO_BACKEND:
-        return ranks_by_gpus(["gloo", "torch-nccl"])
-    ranks = ranks_by_gpus(["torch-nccl"]) if backend == "nccl" else None
+        return ranks_by_gpus([trainer.name for trainer in TRAINING_BACKENDS.values()])
+    trainer = TRAINING_BACKENDS[backend]
+    ranks = ranks_by_gpus([trainer.name]) if trainer.uses_gpu else None
     if ranks == 1:
         raise InputError(
             "Training with DDP takes 2 ranks or more, and this machine has 1 GPU for them; give -n 2 to have both "
@@ -282,13 +287,6 @@ def plan_training(
     )
 
 
-def check_counts(counts: Mapping[str, int | None]) -> None:
-    """Raise `InputError` if a given number is not above 0."""
-    for option, number in counts.items():
-        if number is not None and number < 1:
-            raise InputError(f"{option} {number} was asked for; give at least 1.")
-
-
 def check_accuracy_loss(allowed: float | None) -> float | None:
     """The value of --max-accuracy-loss.
 
@@ -307,25 +305,6 @@ def write_recommendation(store: Store) -> None:
     if recommendation is not None:
         found = with_search(recommendation, collective_records(store.records), trainings, store.info)
         store.write_recommendation(found.to_json())
-
-
-def find_training_budget(name: str, launches: int | None = None, confirm_launches: int | None = None) -> TrainingBudget:
-    """The budget of that name, with other numbers of launches if given.
-
-    Raises:
-        InputError: unknown name, or a number is not above 0.
-    """
-    check_choice("budget", name, TRAINING_BUDGETS)
-    budget = TRAINING_BUDGETS[name]
-    check_counts({"--launches": launches, "--confirm-launches": confirm_launches})
-    if launches is None and confirm_launches is None:
-        return budget
-    return dataclasses.replace(
-        budget,
-        launches=launches or budget.launches,
-        confirm_launches=confirm_launches or budget.confirm_launches,
-        aim_s=None,  # a person who names numbers wants them
-    )
 
 
 def _switch(option: str, text: str) -> tuple[bool, ...]:

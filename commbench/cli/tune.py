@@ -11,7 +11,15 @@ import typer
 
 from commbench.cli.conduct import Place, Task, carry_out
 from commbench.cli.options import Settings, takes_settings
-from commbench.cli.request import AUTO_BACKEND, check_training_backend, default_out, draw_seed, split_names
+from commbench.cli.request import (
+    AUTO_BACKEND,
+    check_counts,
+    check_training_backend,
+    default_out,
+    draw_seed,
+    find_budget,
+    split_names,
+)
 from commbench.cli.separator import command_behind, given_options
 from commbench.cli.train import (
     DEFAULT_WORKLOAD,
@@ -22,7 +30,6 @@ from commbench.cli.train import (
     Workload,
     backend_at,
     check_accuracy_loss,
-    check_counts,
     short_name,
     training_ranks,
     write_recommendation,
@@ -34,7 +41,7 @@ from commbench.launch.probe import probe_workload
 from commbench.live.command import find_program, name_of, tune_training
 from commbench.live.options import AUTO, LiveOptions, Then, checked_hooks
 from commbench.results import load_run
-from commbench.stats.budgets import TUNING_BUDGETS, TuningBudget
+from commbench.stats.budgets import TUNING_BUDGETS
 from commbench.tuner.stages import TuningPlan
 
 #: Fewest steps of a block: 3 untimed ones, and 3 for a median.
@@ -134,7 +141,7 @@ def tune(
         return _start(settings, command, caps=caps, hooks=hooks, steps=steps, then=then)
     if steps is not None and steps < FEWEST_STEPS:
         raise InputError(f"--steps {steps} was asked for; the first 3 are not timed, so give at least {FEWEST_STEPS}.")
-    chosen, hooks = _find_budget(budget), checked_hooks(split_names(allow) or ())
+    chosen, hooks = find_budget(TUNING_BUDGETS, budget), checked_hooks(split_names(allow) or ())
     asked = check_training_backend(backend)
     allowed = check_accuracy_loss(max_accuracy_loss)
 
@@ -240,11 +247,6 @@ def known_facts(settings: Settings, workload: str, batch: int | None) -> Workloa
         return None
     facts = WorkloadFacts.from_json(info["facts"])
     return facts if batch in {None, facts.batch_size} else None
-
-
-def _find_budget(name: str) -> TuningBudget:
-    check_choice("budget", name, TUNING_BUDGETS)
-    return TUNING_BUDGETS[name]
 
 
 def _caps(text: str) -> list[str]:

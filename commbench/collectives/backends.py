@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from commbench.errors import InputError
+from commbench.errors import find_entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,14 @@ class Backend:
     """Whether MPI must see the ranks; its waiting ranks poll."""
     is_usual: bool = False
     """Whether it is measured if no backend is named."""
+    training_name: str = ""
+    """Its name as a backend of training, if DDP can exchange gradients over it."""
+    direct: str = ""
+    """The backend that calls the same library without a framework."""
+    collectives_at_once: int = 1
+    """Collectives of one process group that are under way at the same time."""
+    has_fixed_algorithms: bool = False
+    """Whether it uses one algorithm for all sizes and numbers of ranks: an operation's ``gloo_algorithm``."""
 
     @property
     def uses_gpu(self) -> bool:
@@ -56,7 +64,15 @@ BACKENDS = {
     backend.name: backend
     for backend in (
         Backend(name="mpi", communicator="mpi:MpiCommunicator", packages=_MPI, needs_mpi=True, is_usual=True),
-        Backend(name="gloo", communicator="gloo:GlooCommunicator", packages=(_TORCH,), is_usual=True),
+        Backend(
+            name="gloo",
+            communicator="gloo:GlooCommunicator",
+            packages=(_TORCH,),
+            is_usual=True,
+            training_name="gloo",
+            collectives_at_once=2,  # two threads; NCCL has one stream
+            has_fixed_algorithms=True,
+        ),
         Backend(
             name="nccl",
             communicator="nccl:NcclCommunicator",
@@ -72,6 +88,8 @@ BACKENDS = {
             find_gpus="torch_calls:find_gpus",
             is_nccl=True,
             is_usual=True,
+            training_name="nccl",
+            direct="nccl",
         ),
         Backend(  # MPI that is given addresses in GPU memory
             name="mpi-cuda",
@@ -95,6 +113,8 @@ USUAL_BACKENDS = tuple(backend.name for backend in BACKENDS.values() if backend.
 NCCL_BACKENDS = tuple(backend.name for backend in BACKENDS.values() if backend.is_nccl)
 MPI_BACKENDS = tuple(backend.name for backend in BACKENDS.values() if backend.needs_mpi)
 GPU_BACKENDS = tuple(backend.name for backend in BACKENDS.values() if backend.uses_gpu)
+#: By the name of a training backend, the backend that exchanges gradients: Gloo on CPUs, then NCCL on GPUs.
+TRAINING_BACKENDS = {backend.training_name: backend for backend in BACKENDS.values() if backend.training_name}
 
 
 def find_backend(name: str) -> Backend:
@@ -103,6 +123,9 @@ def find_backend(name: str) -> Backend:
     Raises:
         InputError: there is none.
     """
-    if name not in BACKENDS:
-        raise InputError(f"Unknown backend {name!r}; choose from {', '.join(BACKENDS)}.")
-    return BACKENDS[name]
+    return find_entry("backend", name, BACKENDS)
+
+
+def backend_of_any_tool(name: str) -> Backend:
+    """Return the backend of a name that may come from another tool; an unknown backend has no properties."""
+    return BACKENDS.get(name) or Backend(name=name, communicator="")

@@ -17,7 +17,7 @@ from commbench.collectives.composed import operation_in_pattern
 from commbench.collectives.datatypes import find_dtype
 from commbench.collectives.operations import OPERATIONS, REDOPS, Operation, find_operation, true_message_bytes
 from commbench.collectives.patterns import check_pattern, shares_of
-from commbench.errors import InputError, UnsupportedError
+from commbench.errors import InputError, UnsupportedError, check_choice
 from commbench.schema import Ranks
 from commbench.units import format_size, parse_sizes
 
@@ -146,7 +146,8 @@ class Sweep:
             ("cadence", self.cadences, MODES),
             ("kind of buffers", self.buffers, BUFFERS),
         ):
-            _check_known(axis, given, known)
+            for name in given:
+                check_choice(axis, name, known)
         if self.sync == "none" and "isolated" in self.cadences:
             raise InputError("In cadence isolated ranks start together, by synchronisation none they do not; name one.")
         for pattern in self.patterns:
@@ -273,7 +274,7 @@ def check_case(case: Case) -> None:
     if case.dtype is not None or operation.moves_data:
         find_dtype(str(case.dtype))
     if case.redop is not None:
-        _check_known("reduction", [case.redop], REDOPS)
+        check_choice("reduction", case.redop, REDOPS)
 
 
 def all_cases(sweeps: Sequence[Sweep], world_size: int) -> list[Case]:
@@ -286,9 +287,3 @@ def shuffled(cases: Sequence[T], seed: int, launch: int) -> list[T]:
     order = list(cases)
     random.Random(f"{seed}:{launch}").shuffle(order)
     return order
-
-
-def _check_known(axis: str, given: Iterable[str], known: Sequence[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise InputError(f"Unknown {axis} {name!r}; choose from {', '.join(known)}.")

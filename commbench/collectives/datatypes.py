@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.collectives.operations import Span
-from commbench.errors import InputError, UnsupportedError
+from commbench.errors import UnsupportedError, find_entry
 
 #: Elements after which content repeats: prime, so that no power-of-two shift maps it onto itself.
 TILE = 4093
@@ -82,9 +82,7 @@ def find_dtype(name: str) -> DataType:
     Raises:
         InputError: there is none; the message lists the data types.
     """
-    if name not in DTYPES:
-        raise InputError(f"Unknown dtype {name!r}; choose from {', '.join(DTYPES)}.")
-    return DTYPES[name]
+    return find_entry("dtype", name, DTYPES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from commbench.collectives.primitives import Buffers, CallT_co, Primitives
-from commbench.errors import InputError, UnsupportedError
+from commbench.errors import UnsupportedError, find_entry
 
 REDOPS = ("sum", "min", "max", "prod", "avg")
 
@@ -226,6 +226,8 @@ class Operation:
     minimum_ranks: int = 1
     in_place_slice: Literal["same", "send_in_receive", "receive_in_send"] = "same"
     """In place, which buffer is a block of the other; ``same`` if both are one whole buffer."""
+    has_mpi_result_at_start: bool = False
+    """Whether MPI leaves the result of the in-place form at the start of the buffer, on every rank."""
     names: ToolNames = ToolNames()
     closed_forms: Mapping[str, str] = field(default_factory=dict, hash=False)
     """By the name of an algorithm, the function in `commbench.analysis.prediction.closed_forms` that gives its time."""
@@ -244,6 +246,11 @@ class Operation:
     """Whether its times show stragglers: every rank sends and receives the same, so all should take equally long."""
     quantity: Literal["both", "time", "bandwidth"] = "both"
     """What tables and figures show of it."""
+
+    @property
+    def is_round_trip(self) -> bool:
+        """Whether its time is half a round trip."""
+        return self.operations_per_call > 1
 
     def participants(self, size: int) -> tuple[int, ...]:
         """Return the participating ranks of ``size``; a pair is the first and the last rank, the farthest apart."""
@@ -359,6 +366,7 @@ _ENTRIES = (
         reduces=True,
         has_in_place=True,
         in_place_slice="receive_in_send",
+        has_mpi_result_at_start=True,
         names=ToolNames(
             osu="Reduce_scatter Latency Test",
             imb="Reduce_scatter",
@@ -581,9 +589,7 @@ def find_operation(name: str) -> Operation:
     Raises:
         InputError: there is none; the message lists the operations.
     """
-    if name not in OPERATIONS:
-        raise InputError(f"Unknown operation {name!r}; choose from {', '.join(OPERATIONS)}.")
-    return OPERATIONS[name]
+    return find_entry("operation", name, OPERATIONS)
 
 
 def window_of(operation: Operation, message_bytes: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from commbench.errors import InputError, UnsupportedError
+from commbench.errors import InputError, UnsupportedError, unknown_choice
 
 Group = tuple[int, ...]
 """Ranks of the launch, ascending: the first is number 0 within the group."""
@@ -40,9 +40,7 @@ def check_pattern(pattern: str, world_size: int | None = None) -> None:
     """
     counted = _COUNTED.fullmatch(pattern)
     if not counted and (pattern not in PATTERNS or pattern.endswith(":K")):
-        raise InputError(
-            f"Unknown pattern {pattern!r}; choose from {', '.join(PATTERNS)}, where K is a number of ranks."
-        )
+        raise unknown_choice("pattern", pattern, PATTERNS, ", where K is a number of ranks")
     if counted and world_size is not None and world_size % int(counted[2]):
         raise InputError(
             f"Pattern {pattern} needs a multiple of {counted[2]} ranks and this run has {world_size}; "

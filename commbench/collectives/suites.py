@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from commbench.collectives.cases import Sweep
-from commbench.errors import InputError
+from commbench.errors import InputError, unknown_choice
 
 #: Where the suites that come with commbench are: beside the package in a checkout, below the prefix when installed.
 HOMES = (Path(__file__).parents[2] / "benchmarks", Path(sys.prefix) / "share" / "commbench" / "benchmarks")
@@ -69,8 +69,7 @@ def find_suite(name: str) -> Path:
     for path in candidates:
         if path.is_file():
             return path
-    known = ", ".join(known_suites())
-    raise InputError(f"Unknown suite {name!r}; give a Python file or choose from {known or 'none found'}.")
+    raise unknown_choice("suite", name, known_suites(), ", or give a Python file")
 
 
 def known_suites() -> list[str]:

@@ -310,7 +310,7 @@ class _Training:
         if not contents:
             return None
         ranks = self.context.group.size()
-        hook = self.hook if self.case.hook != "none" else None
+        hook = self.hook if not self.case.is_plain else None
         trained = [p for p in self.inner.parameters() if p.requires_grad]
         sent = 0.0
         for indices in contents:

@@ -10,6 +10,7 @@ import torch
 from commbench.backends.gpu_assignment import assign_gpu
 from commbench.backends.nccl_library import LOG, loaded_version
 from commbench.backends.torch_calls import find_gpus, pci_address, torch_version
+from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.ddp.local_step import moved_by
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.gpu_clocks import GpuClocks, Reading
@@ -169,7 +170,7 @@ def open_device(backend: str, control: Control, cuda: Any = torch.cuda) -> Devic
     Raises:
         InputError: the backend needs a GPU, or torch was built without NCCL.
     """
-    if backend != "nccl":
+    if not TRAINING_BACKENDS[backend].uses_gpu:
         return Device()
     assigned = assign_gpu(control, gpus_to_train_on(cuda))
     gpu = Gpu(assigned.device, ranks_per_gpu=assigned.ranks_per_gpu, cuda=cuda)

@@ -15,7 +15,7 @@ from commbench.backends.torch_control import TIMEOUT, join_world, unpinned
 from commbench.ddp.block import EARLY_STEPS, BlockContext, BlockSamples, run_block
 from commbench.ddp.devices import Device
 from commbench.ddp.merging import merge
-from commbench.ddp.plan.cases import CONFIRM, DEFAULT_CAP, Terms, TrainingCase, schedule
+from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingCase, schedule
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import Workload
 from commbench.ddp.workloads import load_workload
@@ -106,7 +106,7 @@ def _selects_fast(case: TrainingCase) -> bool:
 
 def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:
     """Return the configuration whose steps set the length of all blocks: DDP's default, if it is trained."""
-    plain = (case for case in cases if case.uses_ddp and case.hook == "none" and case.bucket_cap_mb == DEFAULT_CAP)
+    plain = (case for case in cases if case.is_default)
     return next(plain, cases[0])
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 
 from commbench.collectives.datatypes import DTYPES
-from commbench.errors import InputError
+from commbench.errors import InputError, check_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -121,8 +121,7 @@ def check_slots(n: int, k: int, value_dtype: str) -> None:
     """Raise InputError if ``k`` of ``n`` elements cannot be sent, or not in this type."""
     if not 1 <= n <= LARGEST_N or not 1 <= k <= n:
         raise InputError(f"Cannot send {k} of {n} elements; give 1 <= k <= n < 2**31.")
-    if value_dtype not in get_args(ValueType):
-        raise InputError(f"Values cannot be sent as {value_dtype!r}; choose float32 or float16.")
+    check_choice("type of sent values", value_dtype, get_args(ValueType))
 
 
 def check_density(hook: str, density: float) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
-from commbench.errors import InputError
+from commbench.errors import InputError, unknown_choice
 from commbench.hooks.message import (
     BucketShape,
     Message,
@@ -280,7 +280,7 @@ def find_hook(name: str) -> HookSpec:
         InputError: no hook has this name.
     """
     if name not in HOOKS:
-        raise InputError(f"Unknown hook {name!r}; choose from {', '.join(spec.usage for spec in HOOKS.values())}.")
+        raise unknown_choice("hook", name, [spec.usage for spec in HOOKS.values()])
     return HOOKS[name]
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.errors import InputError
+from commbench.errors import InputError, check_choice
 from commbench.hooks.base import Finish, Stopwatch
 from commbench.hooks.feedback import FeedbackHook, Slot, is_finite, on_host, put
 from commbench.hooks.layout import Layout
@@ -84,8 +84,7 @@ class TopK(FeedbackHook):
             ("values", values, tuple(DTYPES)),
             ("scope", scope, ("bucket", "parameter")),
         ):
-            if given not in choices:
-                raise InputError(f"Hook topk was given {key} {given}: choose {' or '.join(choices)}.")
+            check_choice(f"{key} of hook topk", given, choices)
         if not 0 <= momentum < 1 or (momentum and not feedback):
             raise InputError(f"Hook topk was given momentum {momentum:g}: it is below 1 and needs feedback.")
         if bool(warmup) != bool(warmup_steps):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
 from commbench.launch.identity import identify
@@ -61,13 +62,13 @@ def probe_workload(
         workload: as ``--workload`` names it.
         batch: samples per rank; None: the workload's own number.
         hooks: as ``--hook`` names them; they are made, too.
-        backend: that it will be trained over; for ``nccl`` it is tried out on a GPU of this host.
+        backend: that it will be trained over; for one on GPUs it is tried out on a GPU of this host.
 
     Raises:
         InputError: it cannot be made, or not be trained with DDP, or a hook cannot be made, or there is no GPU.
     """
     options = [f"--hook={hook}" for hook in hooks] + ([f"--batch={batch}"] if batch else [])
-    options += [f"--gpu={identify(os.environ).local_rank}"] if backend == "nccl" else []
+    options += [f"--gpu={identify(os.environ).local_rank}"] if TRAINING_BACKENDS[backend].uses_gpu else []
     command = [sys.executable, "-m", "commbench.ddp.inspect", workload, *options]
     # The probe may take a minute. Only a terminal shows it: a log of bad input holds nothing but its sentence.
     if sys.stderr.isatty() and identify(os.environ).rank == 0:

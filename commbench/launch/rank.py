@@ -110,9 +110,8 @@ def run_rank(
 
 
 def _backends(plan: LaunchPlan) -> list[str]:
-    """Return the backends that a plan needs. Training over NCCL needs Gloo, for everything but the training itself."""
-    names = {planned.case.backend for planned in plan.cases}
-    return sorted({"gloo" if plan.training and name == "nccl" else name for name in names})
+    """Return the backends that a plan needs. Training needs Gloo, over NCCL for everything but the gradients."""
+    return sorted({"gloo" if plan.training else planned.case.backend for planned in plan.cases})
 
 
 def _open_device(plan: LaunchPlan, control: Control) -> Device:

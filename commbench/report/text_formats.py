@@ -180,7 +180,7 @@ def _osu(rows: Sequence[Row]) -> str:
 
 def _osu_block(rows: Sequence[Row]) -> Iterator[str]:
     first = rows[0]
-    library = "MPI" if first.backend == "mpi" else first.backend.upper()
+    library = first.backend.upper()
     unit = "Bandwidth (MB/s)" if OPERATIONS[first.operation].windowed else "Avg Latency(us)"
     choices = [
         word

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from commbench.collectives.backends import BACKENDS
 from commbench.engine.records import Row, column
 
 #: A backend that calls a library through a framework, and the one that calls the same library itself.
-PATHS = {"torch-nccl": "nccl"}
+PATHS = {backend.name: backend.direct for backend in BACKENDS.values() if backend.direct}
 #: What must be alike for two rows to differ by the framework alone.
 ALIKE = (
     *("operation", "pattern", "group", "world_size", "group_size", "ranks_per_gpu", "dtype", "redop", "root"),

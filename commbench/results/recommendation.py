@@ -51,7 +51,7 @@ class Choice:
         """The setting for people."""
         case = self.case
         cap = "default buckets" if self.bucket_cap_mb == DEFAULT_CAP else f"{self.bucket_cap_mb} MiB buckets"
-        words = [cap if self.hook == "none" else f"{case.hook_name} with {cap}"]
+        words = [cap if case.is_plain else f"{case.hook_name} with {cap}"]
         words += [] if self.precision == "fp32" else [self.precision]
         words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
         words += ["bucket views"] if self.bucket_view else []

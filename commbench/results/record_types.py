@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from commbench.collectives.backends import NCCL_BACKENDS
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
@@ -47,7 +46,7 @@ def _kind_of(data: JsonMapping) -> Any:  # noqa: ANN401 - JSON
 def blank_record(case: AnyCase, *, launch: int, status: Status, reason: Reason) -> AnyRecord:
     """Return the record of a case that was not measured, because of ``reason``."""
     if isinstance(case, TrainingCase):
-        device = "" if case.backend in NCCL_BACKENDS else "cpu"
+        device = "" if case.trains_on_gpu else "cpu"
         return without_result(TrainingRecord(case=case, launch=launch, device=device), status, reason)
     return without_result(Record(case=case, launch=launch), status, reason)
 

@@ -19,7 +19,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.engine.records import Record
 from commbench.errors import InputError
-from commbench.hooks.registry import parse_hook
+from commbench.hooks.registry import NONE, parse_hook
 from commbench.results.info import RunInfo
 from commbench.results.summary import latest
 from commbench.tuner.decision import comparable
@@ -42,7 +42,7 @@ def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backen
     """
     wanted: dict[tuple[str, str], set[int]] = {}
     plain = TrainingCase(workload="", world_size=ranks, batch_per_rank=1, backend=backend)
-    for hook in dict.fromkeys(["none", *hooks]):
+    for hook in dict.fromkeys([NONE, *hooks]):
         case = replace(plain, **parse_hook(hook))
         for dtype, elements in _buckets(facts):
             side = max(1, math.isqrt(elements))

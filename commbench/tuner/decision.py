@@ -118,7 +118,7 @@ def candidates(
     ranked = sorted(group.alternatives, key=group.ratio, reverse=True)
     faster = [one for one in ranked if group.ratio(one) > 1]
     safe = [one for one in faster if not alters_learning(one.case, group.case)]
-    plain = [one for one in faster if one.case.hook == "none"]
+    plain = [one for one in faster if one.case.is_plain]
     chosen = [group.baseline, *safe[:1], *plain[:1], *ranked[:1]]
     return list(dict.fromkeys(dataclasses.replace(one.case, phase=CONFIRM) for one in chosen))
 
@@ -273,7 +273,7 @@ class _Decision:
         choices = {one.case: _choice_of(one, speedups[one.case]) for one in ranked}
         baseline = self._baseline_choice()
         best = weighed if weighed is not None and group.ratio(weighed) > 1 else None
-        plain = next((one for one in ranked if one.case.hook == "none" and group.ratio(one) > 1), None)
+        plain = next((one for one in ranked if one.case.is_plain and group.ratio(one) > 1), None)
         chosen = choices[best.case] if best else baseline
         weighed_speedup = speedups[weighed.case] if weighed else None
         launches = weighed_speedup.launches if weighed_speedup else 0
@@ -340,12 +340,12 @@ class _Decision:
 
     def _plain_of_sweep(self) -> Choice | None:
         """The fastest without a hook of the sweep, where none was measured again."""
-        if not self.fresh or any(one.case.hook == "none" for one in self.group.alternatives):
+        if not self.fresh or any(one.case.is_plain for one in self.group.alternatives):
             return None
         base, others = comparable(self.records, self.info)
         if base is None:
             return None
-        speedups = {one.case: speedup_of(one, base) for one in others if one.case.hook == "none"}
+        speedups = {one.case: speedup_of(one, base) for one in others if one.case.is_plain}
         faster = {case: speedup.ratio for case, speedup in speedups.items() if speedup and speedup.ratio > 1}
         best = next((one for one in others if faster and one.case == max(faster, key=faster.__getitem__)), None)
         return _choice_of(best, None) if best else None

@@ -144,7 +144,7 @@ class Estimate:
     @property
     def is_plain(self) -> bool:
         """Whether gradients are sent as they are."""
-        return self.case.hook == "none"
+        return self.case.is_plain
 
 
 @dataclass(frozen=True, kw_only=True)

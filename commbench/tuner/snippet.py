@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.hooks.registry import NONE, find_hook
+from commbench.hooks.registry import find_hook
 
 _DTYPES = {"amp-bf16": "torch.bfloat16", "amp-fp16": "torch.float16"}
 
@@ -23,7 +23,7 @@ def snippet_of(case: TrainingCase, *, device: str = "cpu") -> str:
     if case.precision == "amp-fp16":
         setup.append(f'scaler = torch.amp.GradScaler("{kind}")')
         steps.append("# scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update()")
-    if case.hook != NONE:
+    if not case.is_plain:
         setup.append(_hook(case))
     if case.accumulation > 1:
         steps.append(f"# step the optimiser every {case.accumulation} batches;")
@@ -139,7 +139,7 @@ def _imports(case: TrainingCase) -> list[str]:
 
 
 def _hook_import(case: TrainingCase) -> list[str]:
-    return [] if case.hook == NONE else [f"from commbench.hooks import {find_hook(case.hook).class_name}"]
+    return [] if case.is_plain else [f"from commbench.hooks import {find_hook(case.hook).class_name}"]
 
 
 def _ddp(case: TrainingCase) -> list[str]:

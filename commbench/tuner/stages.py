@@ -170,7 +170,7 @@ class TuningPlan:
         """
         full = self.budget.training.confirm_launches
         enough = min(full, ENOUGH_CONFIRMED)
-        most = 3 if any(case.hook != "none" for case in self.candidates) else 2
+        most = 3 if any(not case.is_plain for case in self.candidates) else 2
         blocks_of_most = (max(most * enough, 2 * full), most * enough)
         options = [*((most, blocks) for blocks in blocks_of_most), (2, 2 * enough), (2, 2 * FEWEST_CONFIRMED)]
         for cases, blocks in options:
@@ -284,7 +284,7 @@ class TuningPlan:
         Once begun it stays with its winners.
         """
         begun = dict.fromkeys(r.case for r in training_records(records) if r.case.phase == CONFIRM)
-        winners = [case for case in begun if case.bucket_cap_mb != DEFAULT_CAP or case.hook != "none"]
+        winners = [case for case in begun if not case.is_default]
         winners = winners or self.winners(records)
         if not winners:
             return None

@@ -37,7 +37,7 @@ from commbench.collectives.suites import Suite
 from commbench.ddp.plan.cases import Terms
 from commbench.errors import InputError
 from commbench.launch.launchers import EMULATED
-from commbench.stats.budgets import BUDGETS
+from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS
 
 MIB = 1024 * 1024
 
@@ -97,16 +97,18 @@ def test_names_are_split_at_commas() -> None:
 
 def test_budgets_are_found_and_changed() -> None:
     """Find a budget by name, with another number of launches if asked."""
-    assert BUDGETS["standard"] == find_budget("standard", None)
-    assert (3, BUDGETS["quick"].slice_s) == (find_budget("quick", 3).launches, find_budget("quick", 3).slice_s)
+    assert BUDGETS["standard"] == find_budget(BUDGETS, "standard")
+    assert dataclasses.replace(BUDGETS["quick"], launches=3) == find_budget(BUDGETS, "quick", launches=3)
     with pytest.raises(InputError, match="Unknown budget 'long'; choose from quick, standard, rigorous"):
-        find_budget("long", None)
+        find_budget(TRAINING_BUDGETS, "long")
     with pytest.raises(InputError, match="--launches 0 was asked for"):
-        find_budget("quick", 0)
-    assert (2.5, 6) == (find_budget("quick", None, 2.5).energy_s, find_budget("quick", None, 2.5).launches)
+        find_budget(BUDGETS, "quick", launches=0)
+    assert dataclasses.replace(BUDGETS["quick"], energy_s=2.5) == find_budget(
+        BUDGETS, "quick", launches=None, energy_s=2.5
+    )
     for seconds in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(InputError, match="--energy"):
-            find_budget("quick", None, seconds)
+        with pytest.raises(InputError, match=r"--energy .* give more than 0 seconds"):
+            find_budget(BUDGETS, "quick", energy_s=seconds)
 
 
 def test_messages_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,7 @@ def test_placements_that_make_no_sense_are_refused(make: Any) -> None:
     """Say what there is to choose from."""
     with pytest.raises(InputError, match=r"^--ranks-per-node 0 was asked for; give at least 1\.$"):
         make(ranks_per_node=0)
-    with pytest.raises(InputError, match=r"^--bind-to thumb is not known; choose from core, hwthread, numa, none\.$"):
+    with pytest.raises(InputError, match=r"^Unknown binding 'thumb'; choose from core, hwthread, numa, none\.$"):
         make(bind_to="thumb")
 
 

@@ -12,7 +12,7 @@ from commbench.analysis.prediction.steps import StepModel
 from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.ddp.plan.records import TrainingRow
 from commbench.errors import InputError
-from commbench.hooks.registry import TOP_K
+from commbench.hooks.registry import NONE, TOP_K
 
 #: Range of the search for a break-even density, and the halvings that find it to 2 %.
 SPARSEST, DENSEST = 1e-5, 1.0
@@ -163,7 +163,7 @@ def _step_ms(row: TrainingRow) -> float:
 def _has_won(sparse: TrainingRow, dense: TrainingRow) -> bool | None:
     """Return whether top-k is faster; None if undecided. Uses the paired speedup if its baseline is that dense row."""
     low, high = sparse.speedup_ci_low, sparse.speedup_ci_high
-    if (dense.hook, dense.bucket_cap_mb) == ("none", DEFAULT_CAP) and low is not None and high is not None:
+    if (dense.hook, dense.bucket_cap_mb) == (NONE, DEFAULT_CAP) and low is not None and high is not None:
         return None if low <= 1 <= high else low > 1
     bounds = (sparse.step_ms_ci_low, sparse.step_ms_ci_high, dense.step_ms_ci_low, dense.step_ms_ci_high)
     if any(bound is None for bound in bounds):

@@ -23,7 +23,7 @@ from commbench.analysis.prediction.uncertainty import UncertainSteps
 from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
 from commbench.errors import InputError, Reason
-from commbench.hooks.registry import TOP_K, parse_hook
+from commbench.hooks.registry import NONE, TOP_K, parse_hook
 from commbench.schema import JsonObject
 from commbench.units import algbw_GBps, format_link_rate, format_size
 
@@ -310,7 +310,7 @@ def _break_even(
     try:
         found, interval = steps.break_even(caps)
         top_k = [name for name in steps.likely.hooks if parse_hook(name)["hook"] == TOP_K]
-        both = [hook_case(steps.likely, hook, DEFAULT_CAP) for hook in ("none", *top_k)]
+        both = [hook_case(steps.likely, hook, DEFAULT_CAP) for hook in (NONE, *top_k)]
         rests_on = _rests_on(steps, both, is_lower_bound=is_lower_bound)
     except InputError as error:
         return BreakEvenForecast(**named, status="unsupported", reason=Reason.of(error))

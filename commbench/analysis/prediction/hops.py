@@ -12,6 +12,7 @@ import numpy as np
 from commbench.analysis.prediction.closed_forms import ALGORITHMS, Form, Hop, hierarchical_all_reduce, ring_all_reduce
 from commbench.analysis.prediction.curves import Curve
 from commbench.analysis.prediction.links import WITHIN_HOST, Link
+from commbench.collectives.backends import backend_of_any_tool
 from commbench.collectives.operations import OPERATIONS
 from commbench.errors import InputError
 from commbench.stats import Floats
@@ -188,7 +189,7 @@ def closed_forms_of(
         raise InputError(
             f"No closed form of {operation} over the number of ranks exists; choose from {', '.join(ALGORITHMS)}."
         )
-    algorithm = OPERATIONS[operation].gloo_algorithm if backend == "gloo" else ""
+    algorithm = OPERATIONS[operation].gloo_algorithm if backend_of_any_tool(backend).has_fixed_algorithms else ""
     chosen = {algorithm: forms[algorithm]} if algorithm else forms
     if pattern == "flat":
         return dict(chosen)

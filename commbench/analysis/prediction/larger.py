@@ -17,8 +17,9 @@ from commbench.analysis.prediction.growth import Estimate, GrowingCurve, HeldOut
 from commbench.analysis.prediction.hops import GROWING_PATTERNS, MeasuredCurve
 from commbench.analysis.prediction.links import WITHIN_HOST, Link, link_of
 from commbench.analysis.prediction.messages import HookCost
-from commbench.analysis.prediction.network import SERVERS, CurveKey, Network, NetworkModel
+from commbench.analysis.prediction.network import CurveKey, Network, NetworkModel
 from commbench.analysis.prediction.steps import StepModel, StepPrediction
+from commbench.collectives.backends import backend_of_any_tool
 from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of, hook_position
 from commbench.ddp.plan.records import TrainingRecord
@@ -147,7 +148,7 @@ class GrowingNetwork:
             curves=curves,
             backend=backend,
             world_size=world_size,
-            servers=SERVERS.get(backend, 1),
+            servers=backend_of_any_tool(backend).collectives_at_once,
             rate_bps=rate_bps,
             ranks_per_node=ranks_per_node,
             has_shared_cores=has_shared_cores,

@@ -11,7 +11,7 @@ import numpy as np
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.hooks.message import FLOAT32_BYTES, BucketShape, Message, Shapes
-from commbench.hooks.registry import NONE, find_hook
+from commbench.hooks.registry import find_hook
 
 #: Buckets whose sizes differ by less than this factor cannot separate a fixed cost from a cost per byte.
 LEAST_SIZE_RATIO = 2.0
@@ -66,7 +66,7 @@ class HookCost:
         decode: list[float] = []
         for record in records:
             share = _encoding_share(record)
-            for bucket in record.buckets if record.case.hook != NONE else ():
+            for bucket in record.buckets if not record.case.is_plain else ():
                 elements.append(bucket.size_bytes / FLOAT32_BYTES)
                 encode.append(share * bucket.compress_ms)
                 decode.append((1 - share) * bucket.compress_ms)

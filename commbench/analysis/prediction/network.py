@@ -11,6 +11,7 @@ import numpy as np
 
 from commbench.analysis.prediction.curves import Curve, fit_curve
 from commbench.collectives.algorithms import AUTO
+from commbench.collectives.backends import backend_of_any_tool
 from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record
@@ -23,8 +24,6 @@ MODEL_SCHEMA = 1
 LEAST_SIZES = 3
 #: Fitting takes cubic time in the number of sizes, and a decade needs only a few.
 MOST_SIZES = 48
-#: Concurrent collectives of one process group: Gloo has two threads, NCCL one stream.
-SERVERS = {"gloo": 2}
 
 
 class Network(Protocol):
@@ -74,7 +73,7 @@ class MeasuredNetwork:
     @property
     def servers(self) -> int:
         """Concurrent collectives of a process group."""
-        return SERVERS.get(self.backend, 1)
+        return backend_of_any_tool(self.backend).collectives_at_once
 
     def curve(self, operation: str, dtype: str) -> Curve:
         """Return the curve of an operation and a data type.

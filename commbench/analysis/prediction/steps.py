@@ -19,7 +19,7 @@ from commbench.analysis.prediction.messages import HookCost, messages_of
 from commbench.analysis.prediction.network import Network
 from commbench.analysis.prediction.timeline import BucketPrediction, BucketWork, overlapped, serial
 from commbench.collectives.datatypes import DTYPES
-from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
+from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.layout import case_layout
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
@@ -96,7 +96,7 @@ class StepModel:
                 "A prediction of steps needs the step without DDP, which was not measured: measure it first."
             )
         measured = [setting for setting in settings if setting.case.uses_ddp and _alike(setting.case, local.case)]
-        base = next((s for s in measured if s.case.hook == "none" and s.case.bucket_cap_mb == DEFAULT_CAP), None)
+        base = next((s for s in measured if s.case.is_default), None)
         if base is None:
             raise NotTrainedError(
                 "A prediction of steps needs the baseline (hook none, default buckets, same precision as without DDP), "

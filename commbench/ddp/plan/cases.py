@@ -9,13 +9,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from commbench.errors import InputError
+from commbench.collectives.backends import TRAINING_BACKENDS
+from commbench.errors import InputError, check_choice
 from commbench.hooks.registry import HOOKS, NONE, find_hook, hook_words, parse_hook, split_options
 from commbench.schema import Ranks, read_as
 
 PRECISIONS = ("fp32", "amp-bf16", "amp-fp16")
-#: Training backends, on CPUs and on GPUs.
-BACKENDS = ("gloo", "nccl")
 #: The hook of a step that runs without DDP.
 LOCAL = "local"
 #: DDP's own bucket sizes: a first bucket of 1 MiB, then 25 MiB. No single number is equivalent.
@@ -68,16 +67,17 @@ class TrainingCase:
             raise InputError(f"{key[:60]!r} is not a training case of commbench ({error}).") from error
 
     def checked(self) -> TrainingCase:
-        """Return the case if its hook, options and bucket size are valid.
+        """Return the case if its hook, options, bucket size and backend are valid.
 
         Raises:
-            InputError: this version would not write the hook, its options or the bucket size.
+            InputError: this version would not write one of them.
         """
         if self.uses_ddp:
             find_hook(self.hook)
         if any("=" not in pair for pair in self.hook_options.split(";") if pair):
             raise InputError(f"The options {self.hook_options!r} of hook {self.hook} are not key=value.")
         canonical_cap(self.bucket_cap_mb)
+        check_choice("training backend", self.backend, TRAINING_BACKENDS)
         return self
 
     @property
@@ -88,7 +88,22 @@ class TrainingCase:
     @property
     def carrier(self) -> str:
         """The backend of DDP's collectives: NCCL as called by torch, not as a library."""
-        return "torch-nccl" if self.backend == "nccl" else self.backend
+        return TRAINING_BACKENDS[self.backend].name
+
+    @property
+    def trains_on_gpu(self) -> bool:
+        """Whether model and gradients are in GPU memory."""
+        return TRAINING_BACKENDS[self.backend].uses_gpu
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether DDP exchanges the gradients as they are, without a hook."""
+        return self.hook == NONE
+
+    @property
+    def is_default(self) -> bool:
+        """Whether DDP exchanges the gradients as it does by default: without a hook, in its own buckets."""
+        return self.is_plain and self.bucket_cap_mb == DEFAULT_CAP
 
     @property
     def caps_mb(self) -> tuple[float, ...]:
@@ -140,7 +155,7 @@ class TrainingCase:
         words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
         words += ["bucket views"] if self.bucket_view else []
         words += ["static graph"] if self.static_graph else []
-        over = "" if self.backend == BACKENDS[0] else f" over {self.backend.upper()}"
+        over = f" over {self.backend.upper()}" if self.trains_on_gpu else ""
         words += [f"{self.world_size} ranks{over}, batch {self.batch_per_rank}"]
         words += [] if self.phase == SWEEP else [self.phase]
         return "".join(f", {word}" for word in words)
@@ -170,11 +185,10 @@ class TrainingSweep:
     def __post_init__(self) -> None:
         for what, given, known in (
             ("precision", self.precisions, PRECISIONS),
-            ("training backend", [self.backend], BACKENDS),
+            ("training backend", [self.backend], TRAINING_BACKENDS),
         ):
             for name in given:
-                if name not in known:
-                    raise InputError(f"Unknown {what} {name!r}; choose from {', '.join(known)}.")
+                check_choice(what, name, known)
         object.__setattr__(self, "bucket_caps", tuple(dict.fromkeys(canonical_cap(cap) for cap in self.bucket_caps)))
         for hook in self.hooks:
             parse_hook(hook)
@@ -317,7 +331,7 @@ def schedule(
     """
     generator = random.Random(f"{seed}:{launch}")
     rounds = [generator.sample(range(len(cases)), len(cases)) for _ in range(blocks)]
-    baselines = [i for i, case in enumerate(cases) if case.hook == NONE and case.bucket_cap_mb == DEFAULT_CAP]
+    baselines = [i for i, case in enumerate(cases) if case.is_default]
     if blocks > 1 or not baselines or len(cases) == 1 or not watches_drift:
         return [index for order in rounds for index in order]
     others = [index for index in rounds[0] if index != baselines[0]]

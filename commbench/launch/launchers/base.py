@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypedDict
 
-from commbench.errors import InputError
+from commbench.errors import InputError, check_choice
 from commbench.launch.launchers import hosts
 from commbench.launch.launchers.hosts import interface_variables
 from commbench.system.topology import numa_folders
@@ -111,8 +111,8 @@ class Placement:
     def __post_init__(self) -> None:
         if self.ranks_per_node is not None and self.ranks_per_node < 1:
             raise InputError(f"--ranks-per-node {self.ranks_per_node} was asked for; give at least 1.")
-        if self.bind_to is not None and self.bind_to not in BINDINGS:
-            raise InputError(f"--bind-to {self.bind_to} is not known; choose from {', '.join(BINDINGS)}.")
+        if self.bind_to is not None:
+            check_choice("binding", self.bind_to, BINDINGS)
 
     @property
     def is_local(self) -> bool:

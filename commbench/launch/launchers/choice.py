@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from commbench.errors import InputError
+from commbench.errors import InputError, unknown_choice
 from commbench.launch.launchers.base import Launcher, PlacementOptions
 from commbench.launch.launchers.hosts import check_interface, named_hostfile
 from commbench.launch.launchers.mpirun import MPIEXEC, MPIRUN, find_mpirun, no_launcher, open_program
@@ -65,7 +65,7 @@ def _open(requested: str | None, options: PlacementOptions) -> Launcher:
     if requested is not None and "/" in requested:
         return open_program(requested, options)
     if requested is not None:
-        raise InputError(f"Unknown launcher {requested!r}; choose from {', '.join(LAUNCHERS)}, or give a path.")
+        raise unknown_choice("launcher", requested, LAUNCHERS, ", or give a path")
     for entry in LAUNCHERS.values():
         if entry.is_usable(options["environ"]):
             return entry.open(options)

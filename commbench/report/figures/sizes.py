@@ -386,7 +386,7 @@ def _how(family: Family, panels: Sequence[str]) -> str:
     what = " and its ".join({TIME: _time_read(family), RATE: _RATE_READ}[panel] for panel in panels)
     text = f"{what}{size}{shared}; {spread}."
     text = text[0].upper() + text[1:]
-    if OPERATIONS[family.operation].name == "latency":
+    if OPERATIONS[family.operation].is_round_trip:
         text += " A time is half a round trip."
     return text
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from commbench.ddp.plan.records import BucketRow, TrainingRow
+from commbench.hooks.registry import NONE
 from commbench.report.figures.drawing import BAD, INK, MUTED, SERIES, Drawing, Style, draw, slug
 from commbench.report.figures.words import Group, Trial, case_of, groups, sentences, setting_name
 from commbench.results import Run
@@ -160,7 +161,7 @@ def _legend(figure: Figure) -> None:
 def caption_of(trial: Trial, steps: Sequence[Step]) -> str:
     """How to read the figure, and the exposed communication of each setting."""
     first = steps[0]
-    plain = any(step.row.hook == "none" for step in steps)
+    plain = any(step.row.hook == NONE for step in steps)
     return sentences(
         "Medians over launches: the passes on top, below them each bucket from ready (black tick) over its wait and "
         "the hook's own work (compressing, dividing) to done; shaded at its end is by how much the backward pass is "

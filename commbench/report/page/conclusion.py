@@ -76,9 +76,7 @@ def _is_lead(run: Run) -> bool:
 def _comparable(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that represent a backend: one operation and pattern, all-reduce over all ranks if timed."""
     order = list(OPERATIONS)
-    first = min(
-        rows, key=lambda row: (row.operation != "all_reduce", row.pattern != "flat", order.index(row.operation))
-    )
+    first = min(rows, key=lambda row: (row.operation != order[0], row.pattern != "flat", order.index(row.operation)))
     return [row for row in rows if (row.operation, row.pattern) == (first.operation, first.pattern)]
 
 
@@ -130,7 +128,7 @@ def _flag_sentences(shown: Mapping[str, Row]) -> list[str]:
 
 def latencies(run: Run) -> Iterable[Finding]:
     """Half a round trip of the smallest message, for each backend."""
-    timed = _by_backend(run, lambda row: row.operation == "latency" and row.time_us is not None)
+    timed = _by_backend(run, lambda row: OPERATIONS[row.operation].is_round_trip and row.time_us is not None)
     least = {backend: min(rows, key=lambda row: row.message_bytes or 0) for backend, rows in timed.items()}
     if least:
         sizes = " and ".join(dict.fromkeys(map(_size, least.values())))
