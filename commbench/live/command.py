@@ -1,13 +1,14 @@
 """Starts the command of a training such that commbench tunes the training, and concludes when it has ended.
 
-The command runs as it would without commbench: in the same terminal and process group, with the same input and output,
-and its exit code is passed on. Two variables of its environment bring commbench into its processes, see
+The command runs as it would without commbench: in the same terminal, with the same input and output, and its exit code
+is passed on. Two variables of its environment bring commbench into its processes, see
 ``site/sitecustomize.py``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import shutil
@@ -41,6 +42,8 @@ STARTERS = ("torch.distributed.", "accelerate.", "mpi4py", "deepspeed.")
 #: Signals of a terminal, which sends them to the command as well.
 _OF_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 _PASSED_ON = (*_OF_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+#: Of prctl(2): the signal that a process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
 #: Bytes that a disk must take at least.
 _PROBE_BYTES = 65536
 
@@ -180,7 +183,10 @@ def _own_path_behind(assignment: str) -> str:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command in the foreground and pass signals on to it; return its exit code, 128 + N after signal N.
+    """Run a command and pass signals on to it; return its exit code, 128 + N after signal N.
+
+    In a terminal the command shares the process group of this process, so that Ctrl-C and Ctrl-Z act on both. Without a
+    terminal the command has a group of its own: a signal to the group of this process then reaches the command once.
 
     Raises:
         InputError: it cannot be started.
@@ -189,7 +195,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     early: list[int] = []
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        if number in _OF_TERMINAL and _is_in_foreground():
+        if number in _OF_TERMINAL and _foreground_group() == os.getpgrp():
             return
         if started:
             started[0].send_signal(number)
@@ -198,7 +204,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
     with _handling(pass_on):
         try:
-            child = subprocess.Popen(command, env=environment)
+            child = subprocess.Popen(command, env=environment, preexec_fn=_make_setup())  # noqa: PLW1509 - it is short
         except OSError as error:
             raise InputError(f"The command {command[0]} cannot be started ({error.strerror or error}).") from error
         started.append(child)
@@ -206,6 +212,18 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
             child.send_signal(number)
         code = child.wait()
     return code if code >= 0 else 128 - code
+
+
+def _make_setup() -> Callable[[], None]:
+    """Return what the command's process does before the command: it will be killed if this process is."""
+    libc, has_terminal = ctypes.CDLL(None), _foreground_group() is not None
+
+    def set_up() -> None:
+        if not has_terminal:
+            os.setpgid(0, 0)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    return set_up
 
 
 @contextlib.contextmanager
@@ -220,13 +238,13 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
             signal.signal(number, former)
 
 
-def _is_in_foreground() -> bool:
-    """Whether the terminal sends its signals to the process group of this process and its command."""
+def _foreground_group() -> int | None:
+    """Return the process group to which the terminal sends its signals; None without a terminal."""
     try:
         with Path("/dev/tty").open("rb", buffering=0) as terminal:
-            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+            return os.tcgetpgrp(terminal.fileno())
     except OSError:
-        return False
+        return None
 
 
 def _conclude(options: LiveOptions) -> None:

@@ -42,6 +42,11 @@ STAGE = "live"
 ENDINGS_IN_ORDER = frozenset({"decided", "undecided", "nothing"})
 #: Seconds that the end of the process waits for the writer.
 PATIENCE_S = 20.0
+#: Conclusion where no run was begun.
+NOTHING_TUNED = (
+    "Nothing was tuned: a line above says why, or no model was trained in DistributedDataParallel by a Python that heeds "
+    "PYTHONPATH (-I, -E and -S turn that off)."
+)
 #: Why a tuning ended, where its ending alone says it.
 REASONS = {
     "steps": "--steps was reached before the decision",
@@ -291,9 +296,7 @@ def _finish(store: Store, conclusion: Recommendation | None) -> None:
 def complete(options: LiveOptions) -> list[str]:
     """Finish the runs that a training has begun, after it has ended; return the conclusions in lines for people."""
     lines = [line for path in _runs_of(options) for line in _completed(path)]
-    return lines or [
-        "Nothing was tuned: no model was trained in DistributedDataParallel, or a line above says why not."
-    ]
+    return lines or [NOTHING_TUNED]
 
 
 def _runs_of(options: LiveOptions) -> Iterator[Path]:

@@ -41,7 +41,8 @@ def take(made: object) -> None:
     try:
         from commbench.live import attach
     except Exception as error:  # noqa: BLE001 - commbench may be missing in this Python, or be another one
-        reason = f"{sys.executable} cannot import commbench ({type(error).__name__}: {error}); install commbench there"
+        failure = f"{sys.executable} cannot import commbench ({type(error).__name__}: {error})"
+        reason = f"{failure}; install commbench and torch 2.7 or newer there"
     else:
         reason = attach.take(made)
     if reason and reason not in SAID and rank() == 0:

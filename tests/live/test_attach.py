@@ -1,0 +1,238 @@
+"""Tests of how the tuning gets into the processes of a training, with a stand-in for torch and with torch itself."""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from commands import RANK_PREFIXES
+
+from commbench.live.command import SITE
+from commbench.live.options import VARIABLE, LiveOptions
+
+#: A package tree with the names that are watched, and a commbench that prints what it is given.
+FAKES = {
+    "torch/__init__.py": "",
+    "torch/nn/__init__.py": "",
+    "torch/nn/parallel/__init__.py": "from torch.nn.parallel.distributed import DistributedDataParallel",
+    "torch/nn/parallel/distributed.py": """
+class DistributedDataParallel:
+    def __init__(self, module, device_ids=None, *, bucket_cap_mb=None):
+        if module is None:
+            raise TypeError("no module")
+        self.module, self.cap = module, bucket_cap_mb
+""",
+    "deepspeed/__init__.py": "",
+    "deepspeed/runtime/__init__.py": "",
+    "deepspeed/runtime/engine.py": "class DeepSpeedEngine:\n    def __init__(self):\n        self.module = 1",
+    "commbench/__init__.py": "",
+    "commbench/live/__init__.py": "",
+    "commbench/live/attach.py": """
+print("attached", flush=True)
+def take(made):
+    print("take", type(made).__name__, vars(made), flush=True)
+    return "it is no DDP model" if type(made).__name__ == "DeepSpeedEngine" else ""
+""",
+}
+DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+
+
+def run_python(
+    home: Path, script: str, fakes: Mapping[str, str] = FAKES, *, flags: tuple[str, ...] = (), **environ: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run a script in a Python that sees our directory, ``home`` and the fakes there, as a process of a training."""
+    for name, text in fakes.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith((*RANK_PREFIXES, "RANK"))}
+    environment = {**inherited, "PYTHONPATH": f"{SITE}{os.pathsep}{home}", VARIABLE: "{}", **environ}
+    return subprocess.run(
+        [sys.executable, *flags, "-c", script],
+        env=environment,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ what is taken
+
+
+def test_a_model_is_taken_when_it_is_complete(tmp_path: Path) -> None:
+    """Hand over each DDP object once, made with positional or keyword arguments or by a subclass."""
+    script = """
+class Own(DDP):
+    def __init__(self, module):
+        super().__init__(module, bucket_cap_mb=2)
+DDP(1), DDP(module=2, bucket_cap_mb=3), Own(4)
+"""
+    done = run_python(tmp_path, DDP + script)
+    assert ("", 0) == (done.stderr, done.returncode)
+    assert [
+        "attached",
+        "take DistributedDataParallel {'module': 1, 'cap': None}",
+        "take DistributedDataParallel {'module': 2, 'cap': 3}",
+        "take Own {'module': 4, 'cap': 2}",
+    ] == done.stdout.splitlines()
+
+
+def test_a_constructor_that_raises_is_as_without_us(tmp_path: Path) -> None:
+    """Let DDP's own error through, and hand nothing over."""
+    done = run_python(tmp_path, f"{DDP}DDP(None)")
+    assert 1 == done.returncode
+    assert "" == done.stdout
+    assert "TypeError: no module" == done.stderr.splitlines()[-1]
+
+
+def test_the_signature_stays(tmp_path: Path) -> None:
+    """Show frameworks that inspect the constructor the parameters that it takes."""
+    done = run_python(tmp_path, f"{DDP}import inspect; print(inspect.signature(DDP))")
+    assert "(module, device_ids=None, *, bucket_cap_mb=None)" == done.stdout.strip()
+
+
+def test_nothing_is_loaded_before_a_model_is_made(tmp_path: Path) -> None:
+    """Import torch's module without commbench: launchers and data loaders do so, too."""
+    done = run_python(tmp_path, f"{DDP}import sys; print('commbench' in sys.modules)")
+    assert ("False\n", "", 0) == (done.stdout, done.stderr, done.returncode)
+
+
+@pytest.mark.parametrize("environ", [{}, {"RANK": "0"}, {"RANK": "0", "SLURM_PROCID": "3"}])
+def test_an_engine_that_is_not_tuned_is_named_once(tmp_path: Path, environ: dict[str, str]) -> None:
+    """Print the reason in one line on stderr, from rank 0."""
+    script = "from deepspeed.runtime.engine import DeepSpeedEngine as E\nE(), E()"
+    done = run_python(tmp_path, script, **environ)
+    assert "commbench: the training is not tuned, because it is no DDP model.\n" == done.stderr
+    assert 0 == done.returncode
+
+
+@pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"])
+def test_other_ranks_are_silent(tmp_path: Path, name: str) -> None:
+    """Print no reason on another rank."""
+    script = "from deepspeed.runtime.engine import DeepSpeedEngine as E\nE()"
+    assert "" == run_python(tmp_path, script, **{name: "1"}).stderr
+
+
+def test_a_python_without_commbench_trains_on(tmp_path: Path) -> None:
+    """Name the Python and the reason in one line, however many models are made."""
+    fakes = FAKES | {"commbench/__init__.py": "raise ImportError('no such wheel')"}
+    done = run_python(tmp_path, f"{DDP}DDP(1), DDP(2); print('trained')", fakes)
+    assert ("trained\n", 0) == (done.stdout, done.returncode)
+    assert 1 == len(done.stderr.splitlines())
+    assert f"{sys.executable} cannot import commbench (ImportError: no such wheel); install" in done.stderr
+
+
+@pytest.mark.parametrize("flags", [("-I",), ("-E",), ("-S",)])
+def test_flags_that_turn_it_off_are_harmless(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Start a Python that ignores PYTHONPATH or runs no sitecustomize."""
+    done = run_python(tmp_path, "import sys; print([type(f).__name__ for f in sys.meta_path])", flags=flags)
+    assert "'Finder'" not in done.stdout
+    assert ("", 0) == (done.stderr, done.returncode)
+
+
+# -------------------------------------------------------------------------------------------- the site's sitecustomize
+
+
+def test_the_site_customises_as_without_us(tmp_path: Path) -> None:
+    """Run the site's own sitecustomize, which takes its usual place; our directory is off the path."""
+    own = {"sitecustomize.py": "print('own', __name__)\nvalue = 5"}
+    script = "import sys, sitecustomize; print(sitecustomize.value, sitecustomize.__file__); print(sys.path[1])"
+    done = run_python(tmp_path, script, own)
+    assert ["own sitecustomize", f"5 {tmp_path}/sitecustomize.py", str(tmp_path)] == done.stdout.splitlines()
+    assert "" == done.stderr
+
+
+@pytest.mark.parametrize("text", ["import absent_module", "raise ValueError('broken')", "raise SystemExit(3)"])
+def test_errors_of_the_site_are_reported_by_python(tmp_path: Path, text: str) -> None:
+    """Compare with the same Python without us: its message, and how it ends."""
+    own = {"sitecustomize.py": text}
+    ours = run_python(tmp_path, "print('on')", own)
+    theirs = run_python(tmp_path, "print('on')", own, PYTHONPATH=str(tmp_path))
+    assert theirs.stderr.splitlines()[-1] == ours.stderr.splitlines()[-1]
+    assert (theirs.stdout, theirs.returncode) == (ours.stdout, ours.returncode)
+
+
+def test_without_the_variable_only_the_site_is_customised(tmp_path: Path) -> None:
+    """Install no hook in a process that our variable does not reach."""
+    script = "import sys; print(type(sys.meta_path[0]).__name__)"
+    done = run_python(tmp_path, script, {"sitecustomize.py": "print('own')"}, **{VARIABLE: ""})
+    assert "own" == done.stdout.splitlines()[0]
+    assert "Finder" != done.stdout.splitlines()[1]
+
+
+def test_a_process_that_trains_nothing_hardly_pays(tmp_path: Path) -> None:
+    """Start a bare Python with and without us, in turn: the difference is far below the start itself."""
+    times: dict[str, list[float]] = {str(tmp_path): [], f"{SITE}{os.pathsep}{tmp_path}": []}
+    for _ in range(25):
+        for path, measured in times.items():
+            begun = time.perf_counter()
+            done = run_python(tmp_path, "", {}, PYTHONPATH=path)
+            measured.append(time.perf_counter() - begun)
+            assert "" == done.stderr
+    without, with_us = (statistics.median(measured) for measured in times.values())
+    assert with_us < 1.4 * without
+
+
+# --------------------------------------------------------------------------------------------------------- real torch
+
+TRAINING = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+print("commbench" in sys.modules)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(4, 4)
+ddp = DDP(model, bucket_cap_mb=3)
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+for _ in range(9):
+    optimizer.zero_grad()
+    ddp(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+print(type(ddp) is DDP, ddp.bucket_bytes_cap)
+print("FSDP", file=sys.stderr, flush=True)
+fully_shard(torch.nn.Linear(2, 2), mesh=dist.init_device_mesh("cpu", (1,)))
+print("again", file=sys.stderr, flush=True)
+FullyShardedDataParallel(torch.nn.Linear(2, 2), device_id=torch.device("cpu"))
+"""
+
+
+def test_a_real_training_that_is_not_tuned_is_untouched(tmp_path: Path) -> None:
+    """Train on one rank as without us, and use both kinds of FSDP: a line for each reason, and no run."""
+    pytest.importorskip("torch")
+    options = LiveOptions(out=str(tmp_path / "out"), workload="train.py")
+    path = os.pathsep.join([str(SITE), str(Path(__file__).parents[2])])
+    done = run_python(tmp_path, TRAINING, {}, PYTHONPATH=path, **{VARIABLE: options.dumps()})
+    assert 0 == done.returncode, done.stderr
+    assert ["False", f"True {3 << 20}"] == done.stdout.splitlines()
+    of_ddp, _, rest = done.stderr.partition("FSDP\n")
+    of_fsdp, _, others = rest.partition("again\n")
+    assert 1 == len(of_ddp.splitlines())
+    assert "one rank" in of_ddp
+    line = "commbench: the training is not tuned, because FSDP exchanges gradients itself, without the buckets of DDP."
+    assert [line] == of_fsdp.splitlines()
+    assert line not in others
+    assert not (tmp_path / "out").exists()
+
+
+def test_engines_are_named_by_their_packages() -> None:
+    """Name the engines by the packages of their classes, also of a class that is derived from one."""
+    attach = pytest.importorskip("commbench.live.attach")
+    engine = type("Engine", (), {"__module__": "deepspeed.runtime.engine"})
+    own = type("Own", (engine,), {"__module__": "train"})
+    horovod = type("SGD", (), {"__module__": "horovod.torch.optimizer"})
+    sharded = type("F", (), {"__module__": "torch.distributed.fsdp.fully_sharded_data_parallel"})
+    names = ["DeepSpeed", "Horovod", "FSDP"]
+    assert names == [attach.take(made()).partition(" ")[0] for made in (own, horovod, sharded)]
+
+
+def test_a_tuning_that_cannot_begin_is_a_clause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return the reason instead of raising it, when the variable holds something else."""
+    attach = pytest.importorskip("commbench.live.attach")
+    monkeypatch.setenv(VARIABLE, "{}")
+    reason = attach.take(object.__new__(attach.DistributedDataParallel))
+    assert f"tuning could not begin (InputError: {VARIABLE} holds '{{}}'" in reason

@@ -1,0 +1,467 @@
+"""Tests of ``commbench tune -- COMMAND`` around the training: refusals, start, signals, output and exit codes."""
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from builders import make_info
+from commands import Command, Outcome, clear_of_launchers
+from labs import start_in_terminal
+
+from commbench.launch.launchers import MpirunLauncher
+from commbench.live import command as live_command
+from commbench.live.command import SITE, name_of, tune_training, why_unwritable
+from commbench.live.options import VARIABLE, LiveOptions
+from commbench.results import Store
+
+#: Prints what it has got of each signal, until SIGUSR2 ends it.
+COUNTER = """
+import signal, sys, time
+got = []
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda number, _: (got.append(number), print("got", int(number), flush=True)))
+print("up", flush=True)
+while signal.SIGUSR2 not in got:
+    time.sleep(0.01)
+print("all", *map(int, got), flush=True)
+sys.exit(9)
+"""
+NOTHING = "Nothing was tuned"
+#: The type of the fixture ``started``.
+Started = Callable[..., tuple[list[str], dict[str, str]]]
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LiveOptions:
+    """Options of a tuning whose results go below the test's directory."""
+    clear_of_launchers(monkeypatch)
+    return LiveOptions(out=str(tmp_path / "out"), workload="train.py")
+
+
+def make_run(path: Path, **plan: object) -> None:
+    """Write the directory of a run that has measured nothing."""
+    with Store.open(path, {**make_info(), "plan": plan}):
+        pass
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("tune --", "No command stands behind --"),
+        ("tune torchrun --nproc-per-node 2 train.py", "commbench tune -- torchrun --nproc-per-node 2 train.py."),
+        ("tune --steps 9 train.py -- true", "train.py is not an option; put -- before"),
+        ("tune -- absent-program train.py", "The command absent-program was not found"),
+        ("tune -- foreign/thesis.txt", "The command foreign/thesis.txt was not found"),
+        ("tune --steps -- true", "requires an argument"),
+        ("tune --bogus -- true", "No such option"),
+        ("tune --steps 0 -- true", "--steps 0 was asked for"),
+        ("tune --time-limit -1 -- true", "--time-limit -1 was asked for"),
+        ("tune --then sleep -- true", "Unknown value of --then 'sleep'; choose from go-on, stop"),
+        ("tune --bucket-cap-mb big -- true", "Bucket size 'big' is not understood"),
+        ("tune --allow shrink -- true", "Unknown hook 'shrink'"),
+        ("tune --allow passthrough -- true", "--allow passthrough is never recommended"),
+        ("tune --workload mlp -- true", "--workload was given and does not apply"),
+        ("tune -n 2 -- true", "--ranks was given and does not apply"),
+        ("tune --dry-run -- true", "--dry-run was given and does not apply"),
+        ("tune --out bad.py -- true", "/bad.py is not a directory"),
+        ("tune --out bad.py/below -- true", "which is not a directory"),
+        ("tune --out foreign -- true", "is no run of commbench and not empty"),
+        ("tune --then stop", "--then was given and applies to a training only"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_started(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch, line: str, words: str
+) -> None:
+    """Exit with 2 and a sentence that names what to do; write nothing."""
+    monkeypatch.setattr(live_command, "_run", lambda *_: pytest.fail("the command was started"))
+    before = commbench.files()
+    outcome = commbench(line)
+    assert 2 == outcome.code
+    assert words in " ".join(outcome.err.split())
+    assert 1 == len(outcome.err.strip().splitlines()) or "Error:" in outcome.err
+    assert not outcome.out
+    assert before == commbench.files()
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"cases": 3}, "holds a run that commbench tune -- COMMAND did not write"),
+        ({"live": True, "workload": "other.py"}, "/held holds the tuning of other.py, and this is true"),
+    ],
+)
+def test_a_directory_of_another_run_is_refused(commbench: Command, plan: dict[str, object], words: str) -> None:
+    """Leave the run of another kind, or of another training, as it is."""
+    make_run(commbench.home / "held", **plan)
+    before = commbench.files()
+    outcome = commbench("tune --out held -- true")
+    assert 2 == outcome.code
+    assert words in outcome.err
+    assert before == commbench.files()
+
+
+@pytest.fixture
+def noted(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], LiveOptions]:
+    """``noted(line)``: the options that a command line hands on, without starting anything."""
+
+    def run(line: str) -> LiveOptions:
+        handed: list[LiveOptions] = []
+        monkeypatch.setattr("commbench.cli.tune.tune_training", lambda _, options: handed.append(options) or 0)
+        outcome: Outcome = commbench(line)
+        assert (0, "") == (outcome.code, outcome.err)
+        return handed[0]
+
+    return run
+
+
+def test_options_have_the_defaults_of_a_training(noted: Callable[[str], LiveOptions]) -> None:
+    """Allow no hook by default, whatever the other form of the command allows; name the directory by the script."""
+    options = noted("tune -- true path/to/my_train.py --out 3")
+    assert (("none",), (), None, None, "go-on") == (
+        options.allow,
+        options.bucket_cap_mb,
+        options.steps,
+        options.time_limit_s,
+        options.then,
+    )
+    assert "my_train.py" == options.workload
+    assert ("true", "path/to/my_train.py", "--out", "3") == options.argv
+    assert "-tune-my_train-" in options.out
+    assert Path(options.out).is_absolute()
+
+
+def test_options_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
+    """Take every option before the separator, and none behind it."""
+    line = "tune --bucket-cap-mb 5,1+25 --allow none,topk --steps 9 --time-limit 8 --then stop --seed 7 --out o"
+    options = noted(f"{line} -- true -- --seed 1")
+    assert (("5", "1+25"), ("none", "topk:0.01"), 9, 8, "stop", 7) == (
+        options.bucket_cap_mb,
+        options.allow,
+        options.steps,
+        options.time_limit_s,
+        options.then,
+        options.seed,
+    )
+    assert ("true", "--", "--seed", "1") == options.argv
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("torchrun --nproc-per-node 2 train.py --config other.py", "train.py"),
+        ("python -m torch.distributed.run --nproc-per-node 2 src/train.py", "train.py"),
+        ("python -m torch.distributed.run -m package.train --lr 1", "package.train"),
+        ("python -m package.train --config other.py", "package.train"),
+        ("accelerate launch --config_file a.yaml --module package.train", "package.train"),
+        ("mpirun -n 2 python -m mpi4py train.py", "train.py"),
+        ("./train.sh 3", "train.sh"),
+    ],
+)
+def test_a_training_is_named_by_its_script(line: str, name: str) -> None:
+    """Find the script or module behind launchers, else the program."""
+    assert name == name_of(line.split())
+
+
+# ------------------------------------------------------------------------------------------------------------- output
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -TERM $$", 143), ("kill $$", 143)])
+def test_the_exit_code_is_that_of_the_command(
+    options: LiveOptions, capfd: pytest.CaptureFixture[str], script: str, code: int
+) -> None:
+    """Pass the code on, 128 and its number for a signal; say in one line that nothing was tuned."""
+    assert code == tune_training(["sh", "-c", script], options)
+    out, err = capfd.readouterr()
+    assert not out
+    assert 1 == len(err.splitlines())
+    assert NOTHING in err
+
+
+def test_output_and_input_pass_through_to_the_byte(tmp_path: Path, options: LiveOptions) -> None:
+    """Copy all byte values from stdin to stdout through the command; print nothing of our own there."""
+    data = bytes(range(256)) * 300
+    script = f"""
+import sys
+from commbench.live.command import tune_training
+from commbench.live.options import LiveOptions
+sys.exit(tune_training(["cat"], LiveOptions(out={options.out!r}, workload="cat")))
+"""
+    done = subprocess.run([sys.executable, "-c", script], input=data, capture_output=True, timeout=60, check=False)
+    assert (0, data) == (done.returncode, done.stdout)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_command_that_cannot_be_executed_is_bad_input(commbench: Command) -> None:
+    """Refuse a file that is no program of this system with the system's reason."""
+    program = commbench.home / "broken"
+    program.write_text("no program")
+    program.chmod(0o755)
+    outcome = commbench(f"tune --out o -- {program}")
+    assert 2 == outcome.code
+    assert "cannot be started (Exec format error)" in outcome.err
+
+
+def test_a_failure_to_conclude_leaves_the_exit_code(
+    options: LiveOptions, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Say in a line what failed after the training, and end with the training's code."""
+
+    def fail(_: LiveOptions) -> list[str]:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    monkeypatch.setattr(live_command, "complete", fail)
+    assert 4 == tune_training(["sh", "-c", "exit 4"], options)
+    assert "could not be completed: [Errno 5] the disk is gone" in capfd.readouterr().err
+
+
+def test_only_the_first_of_several_conductors_concludes(
+    options: LiveOptions, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Print nothing in a conductor that a launcher has started as another rank than 0."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    assert 0 == tune_training(["true"], options)
+    assert ("", "") == capfd.readouterr()
+
+
+# -------------------------------------------------------------------------------------------------- unwritable results
+
+
+@pytest.mark.parametrize("reason", ["Read-only file system", "No space left on device", "Permission denied"])
+def test_an_unwritable_directory_leaves_the_training_untouched(
+    options: LiveOptions, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], reason: str
+) -> None:
+    """Start the command in its own environment, say so in one line, and end with its code."""
+    numbers = {os.strerror(number): number for number in errno.errorcode}
+
+    def refuse(**_: object) -> None:
+        raise OSError(numbers[reason], reason)
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert 6 == tune_training(["sh", "-c", f'echo "<${VARIABLE}>"; exit 6'], options)
+    out, err = capfd.readouterr()
+    assert "<>\n" == out
+    line = f"commbench: the training is not tuned, because --out {options.out} cannot be written ({reason})."
+    assert [line] == err.splitlines()
+
+
+def test_the_trial_of_writing_leaves_nothing(tmp_path: Path) -> None:
+    """Find a directory writable that does not exist yet, and make neither it nor a file."""
+    assert "" == why_unwritable(tmp_path / "a" / "b")
+    assert [] == [*tmp_path.iterdir()]
+    assert "" != why_unwritable(Path("/proc/absent/out"))
+
+
+# --------------------------------------------------------------------------------------------------------- environment
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, options: LiveOptions) -> Started:
+    """``started(words, **environ)``: the command and the environment that are started for a command line."""
+
+    def run(words: Sequence[str], **environ: str) -> tuple[list[str], dict[str, str]]:
+        calls: list[tuple[list[str], dict[str, str]]] = []
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+        monkeypatch.setattr(live_command, "_run", lambda command, environment: calls.append((command, environment)))
+        monkeypatch.setattr(live_command, "_conclude", lambda _: None)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        tune_training(words, options)
+        return calls[0]
+
+    return run
+
+
+def add_program(monkeypatch: pytest.MonkeyPatch, directory: Path, name: str, version: str) -> None:
+    """Put a program on the PATH that prints a version, whatever it is asked for."""
+    program = directory / name
+    program.write_text(f"#!/bin/sh\necho '{version}'\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_the_environment_reaches_the_ranks(started: Started, options: LiveOptions) -> None:
+    """Put our directory before the person's own PYTHONPATH; an empty part would be the working directory."""
+    words, environment = started(["true"])
+    assert ["true"] == words
+    assert str(SITE) == environment["PYTHONPATH"]
+    assert options == LiveOptions.loads(environment[VARIABLE])
+    _, environment = started(["true"], PYTHONPATH="/own:/other")
+    assert f"{SITE}:/own:/other" == environment["PYTHONPATH"]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "is_open_mpi"),
+    [
+        ("mpirun", "mpirun (Open MPI) 5.0.5", True),
+        ("mpiexec", "mpiexec (OpenRTE) 4.1.2", True),
+        ("mpirun.openmpi", "mpirun.openmpi (OpenRTE) 4.1.2", True),
+        ("prterun", "", True),
+        ("mpirun", "HYDRA build details: Version: 4.2", False),
+        ("mpiexec.hydra", "Intel(R) MPI Library for Linux* OS, Version 2021.13", False),
+        ("mpirun", "a wrapper of the site", False),
+    ],
+)
+def test_open_mpi_forwards_both_variables(
+    started: Started,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+    version: str,
+    *,
+    is_open_mpi: bool,
+) -> None:
+    """Add -x behind the name of Open MPI's launcher only; others pass the whole environment and do not know it."""
+    add_program(monkeypatch, tmp_path, name, version)
+    words, _ = started([name, "-n", "2", "train.py"])
+    added = ["-x", "PYTHONPATH", "-x", VARIABLE] if is_open_mpi else []
+    assert [name, *added, "-n", "2", "train.py"] == words
+
+
+def test_what_a_person_forwards_by_herself_stays(
+    started: Started, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Add no variable twice; an assigned PYTHONPATH begins with our directory."""
+    add_program(monkeypatch, tmp_path, "mpirun", "mpirun (Open MPI) 5.0.5")
+    words, _ = started(["mpirun", "-x", "PYTHONPATH=/own", "-x", "OTHER", "train.py"])
+    assert ["mpirun", "-x", VARIABLE, "-x", f"PYTHONPATH={SITE}:/own", "-x", "OTHER", "train.py"] == words
+    words, _ = started(["mpirun", "-x", "PYTHONPATH", "train.py", "-x"])
+    assert ["mpirun", "-x", VARIABLE, "-x", "PYTHONPATH", "train.py", "-x"] == words
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("-n 2", "-n 2"),
+        ("--export=ALL", "--export=ALL"),
+        ("--export=ALL,A=1", "--export=ALL,A=1"),
+        ("--export=NONE", f"--export=PYTHONPATH,{VARIABLE}"),
+        ("--export A,B=2", f"--export A,B=2,PYTHONPATH,{VARIABLE}"),
+        ("--export=A,PYTHONPATH=/own", f"--export=A,PYTHONPATH={SITE}:/own,{VARIABLE}"),
+        ("--export=ALL,PYTHONPATH=/own", f"--export=ALL,PYTHONPATH={SITE}:/own"),
+    ],
+)
+def test_srun_exports_both_variables(
+    started: Started,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    given: str,
+    expected: str,
+) -> None:
+    """Widen a restrictive --export, and leave others as they are; the variable that stands for it likewise."""
+    add_program(monkeypatch, tmp_path, "srun", "slurm 24.05")
+    words, _ = started(["srun", *given.split(), "python", "train.py"])
+    assert ["srun", *expected.split(), "python", "train.py"] == words
+
+
+def test_an_export_that_sbatch_was_given_is_widened(
+    started: Started,
+) -> None:
+    """Widen the variable by which an inner srun inherits --export."""
+    assert f"PYTHONPATH,{VARIABLE}" == started(["true"], SLURM_EXPORT_ENV="NONE")[1]["SLURM_EXPORT_ENV"]
+
+
+@pytest.mark.mpi
+def test_a_real_mpirun_takes_the_options(
+    options: LiveOptions, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], mpirun: MpirunLauncher
+) -> None:
+    """Start two processes by Open MPI that see both variables."""
+    for name, value in mpirun.environment().items():
+        monkeypatch.setenv(name, value)
+    script = f'echo "${{PYTHONPATH%%:*}} ${{{VARIABLE}:+set}}"'
+    words = [mpirun.mpirun, "-n", "2", "--oversubscribe", "--bind-to", "none", "sh", "-c", script]
+    assert 0 == tune_training(words, options)
+    assert [f"{SITE} set"] * 2 == capfd.readouterr().out.splitlines()
+
+
+# ------------------------------------------------------------------------------------------------------------- signals
+
+
+def conductor(options: LiveOptions) -> list[str]:
+    """Return the command of a process that tunes `COUNTER`."""
+    script = (
+        "import sys; from commbench.live.command import tune_training; from commbench.live.options import LiveOptions; "
+        f"sys.exit(tune_training([sys.executable, '-c', {COUNTER!r}], LiveOptions(out={options.out!r}, workload='c')))"
+    )
+    return [sys.executable, "-c", script]
+
+
+@contextlib.contextmanager
+def counting(options: LiveOptions) -> Iterator["subprocess.Popen[str]"]:
+    """Tune `COUNTER` without a terminal, until it has begun."""
+    process = subprocess.Popen(
+        conductor(options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    try:
+        assert "up\n" == process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+def test_each_signal_reaches_the_command_once(options: LiveOptions, send: Callable[[int, int], None]) -> None:
+    """Send signals to the conductor, or to its group as timeout and schedulers do: the command gets each once."""
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+    with counting(options) as process:
+        assert process.stdout is not None
+        for number in numbers:
+            send(process.pid, number)
+            assert f"got {int(number)}\n" == process.stdout.readline()
+        out, err = process.communicate(timeout=60)
+    assert "all " + " ".join(str(int(number)) for number in numbers) == out.strip()
+    assert 9 == process.returncode
+    assert NOTHING in err
+
+
+def test_the_command_ends_with_a_conductor_that_is_killed(options: LiveOptions) -> None:
+    """Leave no training behind that nobody waits for: its output ends."""
+    with counting(options) as process:
+        process.kill()
+        out, _ = process.communicate(timeout=60)
+        assert "" == out
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_command_once(options: LiveOptions) -> None:
+    """Type Ctrl-C: the terminal sends SIGINT to both, and the command chooses how it ends."""
+    process, typed = start_in_terminal(*conductor(options))
+    shown = b""
+
+    def wait_for(text: bytes) -> None:
+        nonlocal shown
+        end = time.monotonic() + 60
+        while text not in shown and time.monotonic() < end:
+            with contextlib.suppress(OSError):  # the terminal has closed
+                shown += os.read(typed, 4096)
+        assert text in shown
+
+    wait_for(b"up")
+    os.write(typed, b"\x03")
+    wait_for(b"got 2")
+    process.send_signal(signal.SIGUSR2)
+    wait_for(b"all 2 12")
+    wait_for(NOTHING.encode())
+    assert 9 == process.wait(60)
+    os.close(typed)
+
+
+def test_signals_are_handled_as_before_afterwards(options: LiveOptions) -> None:
+    """Put the handlers back when the command has ended."""
+    before = [signal.getsignal(number) for number in live_command._PASSED_ON]
+    tune_training([shutil.which("true") or "true"], options)
+    assert before == [signal.getsignal(number) for number in live_command._PASSED_ON]
