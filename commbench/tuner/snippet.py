@@ -47,69 +47,75 @@ def live_snippet(case: TrainingCase, own: TrainingCase, *, framework: str = "") 
         framework: the library that makes the DDP object: ``transformers``, ``accelerate``, ``lightning``; empty: the
             script.
     """
-    arguments = _changed_arguments(case, own)
-    lines = _WRITERS[framework](arguments) if arguments else []
+    added, removed = _changed_arguments(case, own)
+    lines = [f"# leave out the argument {name} that the script gives" for name in removed]
+    known = {name: value for name, value in added.items() if name in _KNOWN_ARGUMENTS.get(framework, added)}
+    lines += [f"# {framework} cannot set {_joined({name: added[name]})}" for name in added.keys() - known.keys()]
+    lines += _WRITERS[framework](_joined(known, prefix="ddp_" * (framework == "transformers"))) if known else []
     if case.hook != own.hook:
         lines += [*_hook_import(case), *_registration(case, framework)]
     return "\n".join(lines or ["# nothing to change: keep the script as it is"]) + "\n"
 
 
-def _changed_arguments(case: TrainingCase, own: TrainingCase) -> dict[str, str]:
-    """Return the arguments of DDP that differ, as Python; None takes one back."""
-    arguments = {}
+def _changed_arguments(case: TrainingCase, own: TrainingCase) -> tuple[dict[str, str], list[str]]:
+    """Return the arguments of DDP to add, with their values as Python, and the names of those to leave out."""
+    caps = [f"{cap:.12g}" for cap in case.caps_mb]
+    size = {"bucket_cap_mb": caps[0]} if len(caps) == 1 else {"bucket_cap_mb_list": f"[{', '.join(caps)}]"}
+    added: dict[str, str] = {}
+    removed: list[str] = []
     if case.bucket_cap_mb != own.bucket_cap_mb:
-        caps = [f"{cap:.12g}" for cap in case.caps_mb]
-        name = "bucket_cap_mb_list" if len(caps) > 1 else "bucket_cap_mb"
-        arguments[name] = f"[{', '.join(caps)}]" if len(caps) > 1 else "".join(caps) or "None"
-    if case.bucket_view != own.bucket_view:
-        arguments["gradient_as_bucket_view"] = str(case.bucket_view)
-    if case.static_graph != own.static_graph:
-        arguments["static_graph"] = str(case.static_graph)
-    return arguments
+        added |= size if caps else {}
+        removed += [] if caps else ["bucket_cap_mb"]
+    for name, is_wanted, is_given in (
+        ("gradient_as_bucket_view", case.bucket_view, own.bucket_view),
+        ("static_graph", case.static_graph, own.static_graph),
+    ):
+        added |= {name: "True"} if is_wanted and not is_given else {}
+        removed += [name] if is_given and not is_wanted else []
+    return added, removed
 
 
-def _joined(arguments: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in arguments.items())
+def _joined(arguments: Mapping[str, str], prefix: str = "") -> str:
+    return ", ".join(f"{prefix}{name}={value}" for name, value in arguments.items())
 
 
-def _for_script(arguments: Mapping[str, str]) -> list[str]:
-    return ["# add these arguments to the call of DistributedDataParallel:", f"{_joined(arguments)},"]
+def _for_script(arguments: str) -> list[str]:
+    return ["# add to the call of DistributedDataParallel:", f"{arguments},"]
 
 
-def _for_transformers(arguments: Mapping[str, str]) -> list[str]:
-    """Return arguments of TrainingArguments, and for those that it lacks, of the DDP object that Trainer makes."""
-    known = {f"ddp_{name}": value for name, value in arguments.items() if name in _OF_TRAINING_ARGUMENTS}
-    other = {name: value for name, value in arguments.items() if name not in _OF_TRAINING_ARGUMENTS}
-    lines = ["# add these to TrainingArguments:", f"{_joined(known)},"] if known else []
-    return lines + [f"# TrainingArguments cannot set {_joined(other)}"] * bool(other)
+def _for_transformers(arguments: str) -> list[str]:
+    return ["# add to TrainingArguments:", f"{arguments},"]
 
 
-def _for_accelerate(arguments: Mapping[str, str]) -> list[str]:
+def _for_accelerate(arguments: str) -> list[str]:
     return [
         "from accelerate import Accelerator, DistributedDataParallelKwargs",
         "",
         "# beside the arguments that you have:",
-        f"accelerator = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({_joined(arguments)})])",
+        f"accelerator = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({arguments})])",
     ]
 
 
-def _for_lightning(arguments: Mapping[str, str]) -> list[str]:
+def _for_lightning(arguments: str) -> list[str]:
     return [
         "from lightning.pytorch.strategies import DDPStrategy",
         "",
         "# beside the arguments that you have:",
-        f"trainer = Trainer(strategy=DDPStrategy({_joined(arguments)}))",
+        f"trainer = Trainer(strategy=DDPStrategy({arguments}))",
     ]
 
 
-#: Arguments of DDP that TrainingArguments of transformers has too, with ``ddp_`` before the name.
-_OF_TRAINING_ARGUMENTS = frozenset({"bucket_cap_mb", "static_graph"})
 #: How to set arguments of DDP, by framework.
 _WRITERS = {
     "": _for_script,
     "transformers": _for_transformers,
     "accelerate": _for_accelerate,
     "lightning": _for_lightning,
+}
+#: Arguments of DDP that a framework lets one set, if not all; in transformers their names begin with ``ddp_``.
+_KNOWN_ARGUMENTS = {
+    "transformers": frozenset({"bucket_cap_mb", "static_graph"}),
+    "accelerate": frozenset({"bucket_cap_mb", "gradient_as_bucket_view", "static_graph"}),
 }
 
 
@@ -119,6 +125,8 @@ def _registration(case: TrainingCase, framework: str) -> list[str]:
     if framework == "transformers":
         register = register.replace("(model", "(trainer.model_wrapped")
         return [
+            "",
+            "import transformers",
             "",
             "class UseHook(transformers.TrainerCallback):",
             "    def on_train_begin(self, *arguments, **keywords):",

@@ -1,6 +1,8 @@
 """Tests of how configurations compare: by speed and by learning."""
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,9 @@ from training_builders import (
     rows_of,
 )
 
+from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.results.trained import equal_losses, speedup_of, time_to_target_s, trained
+from commbench.results.trained import Speedup, equal_losses, speedup_of, time_to_target_s, trained
 from commbench.results.training_summary import training_rows
 
 FP16 = make_training_case("fp16")
@@ -195,3 +198,89 @@ def test_time_to_target_needs_most_launches(reaching: int, known: bool) -> None:
     ]
     (row,) = training_rows(records, {})
     assert known == (row.time_to_target_s is not None)
+
+
+# ------------------------------------------------------------------------------------------------- live tuning
+
+
+OWN = make_training_case(cap="25")
+FIVE = make_training_case(cap="5")
+#: Block medians of the baseline in rounds in which the machine slows down, and the speedup in each round.
+SLOWING_MS = [20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0]
+SPEEDUPS = [1.19, 1.2, 1.21, 1.2, 1.18, 1.22, 1.2]
+
+
+def blocks_of(case: TrainingCase, medians_ms: Sequence[float], launch: int = 0, **changes: Any) -> TrainingRecord:
+    """Return a record of a live tuning whose blocks of three steps have these medians."""
+    return dataclasses.replace(
+        make_training_record(case, launch=launch, **changes),
+        step_ms=[factor * median_ms for median_ms in medians_ms for factor in (1.5, 1.0, 0.9)],
+        block_lengths=[3] * len(medians_ms),
+        block_at=[5 * block for block in range(len(medians_ms))],
+    )
+
+
+def paired(*records: TrainingRecord, level: float = 0.95) -> Speedup:
+    """Return the speedup of 5 MiB buckets over the script's own setting."""
+    by_key = trained(records)
+    speedup = speedup_of(by_key[FIVE.key], by_key[OWN.key], level=level)
+    assert speedup is not None
+    return speedup
+
+
+def in_rounds(launch: int = 0, factor: float = 1.0) -> list[TrainingRecord]:
+    """Return both settings in one launch."""
+    faster = [own_ms / factor / speedup for own_ms, speedup in zip(SLOWING_MS, SPEEDUPS, strict=True)]
+    return [blocks_of(OWN, SLOWING_MS, launch), blocks_of(FIVE, faster, launch)]
+
+
+def test_blocks_of_one_launch_are_paired_by_round() -> None:
+    """Take the median of the ratios of equal rounds, with the order-statistic interval over rounds."""
+    speedup = paired(*in_rounds())
+    assert (1.2, 1, 7) == (pytest.approx(speedup.ratio), speedup.launches, speedup.blocks)
+    assert speedup.interval is not None
+    assert (1.18, 1.22) == (pytest.approx(speedup.interval.low), pytest.approx(speedup.interval.high))
+
+
+def test_a_block_without_partner_is_left_out() -> None:
+    """Compare the rounds that both have: an alternative that is decided is trained no more."""
+    base, five = in_rounds()
+    longer = blocks_of(OWN, [*SLOWING_MS, 500.0, 500.0])
+    assert paired(base, five) == paired(longer, five)
+
+
+def test_several_launches_are_compared_by_launch() -> None:
+    """Pair launches as everywhere as soon as there are two, whatever their blocks."""
+    speedup = paired(*in_rounds(), *in_rounds(launch=1, factor=1.1))
+    assert (2, 0) == (speedup.launches, speedup.blocks)
+    assert speedup.interval is not None
+    assert speedup.interval.high > 2
+
+
+def test_blocks_of_other_trainings_stay_one_launch() -> None:
+    """Give one launch of commbench's own training no interval, though it has blocks."""
+    own, five = (dataclasses.replace(record, block_at=()) for record in in_rounds())
+    speedup = paired(own, five)
+    assert (None, 1, 0) == (speedup.interval, speedup.launches, speedup.blocks)
+
+
+def test_rows_honour_the_baseline_of_the_run() -> None:
+    """Compare with the script's own setting, put it first, and flag that there is one launch."""
+    records = [make_training_record(step_ms=30, block_at=[50]), *in_rounds()]
+    first, *others = training_rows(records, make_training_info(baseline=OWN.key))
+    assert ("25", 1.0, "", 7) == (first.bucket_cap_mb, first.speedup, first.verdict, first.blocks)
+    five = next(row for row in others if row.bucket_cap_mb == "5")
+    assert (1.2, 1.18) == (pytest.approx(five.speedup), pytest.approx(five.speedup_ci_low))
+    assert "one_launch" in five.flags.split(";")
+    default = next(row for row in training_rows(records, make_training_info()) if row.speedup == 1.0)
+    assert "default" == default.bucket_cap_mb
+
+
+def test_blocks_are_counted_in_each_launch() -> None:
+    """State the median over launches, as for every training."""
+    records = [
+        make_training_record(launch=0),
+        *(make_training_record(launch=n, block_lengths=[10, 10]) for n in (1, 2)),
+    ]
+    (row,) = training_rows(records, make_training_info())
+    assert 2 == row.blocks

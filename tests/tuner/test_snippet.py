@@ -7,7 +7,7 @@ from deciding import FIVE
 from training_builders import make_training_case
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.tuner.snippet import keep_snippet, snippet_of
+from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,43 @@ def test_keep_snippet_is_ddp_as_it_is() -> None:
     """Paste the default where the default is kept."""
     ast.parse(keep_snippet())
     assert "DistributedDataParallel(model)  # keep the default" in keep_snippet()
+
+
+@pytest.mark.parametrize(
+    ("framework", "lines"),
+    [
+        ("", ["# add to the call of DistributedDataParallel:", "bucket_cap_mb=5,"]),
+        ("transformers", ["# add to TrainingArguments:", "ddp_bucket_cap_mb=5,"]),
+        ("accelerate", ["accelerator = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(bucket_cap_mb=5)])"]),
+        ("lightning", ["trainer = Trainer(strategy=DDPStrategy(bucket_cap_mb=5))"]),
+    ],
+)
+def test_a_change_to_a_script_is_said_in_the_words_of_its_framework(framework: str, lines: list[str]) -> None:
+    """Show only the arguments to add, where the script sets them."""
+    text = live_snippet(FIVE, make_training_case(), framework=framework)
+    assert set(lines) <= set(text.splitlines())
+    assert "gradient_as_bucket_view" not in text
+
+
+@pytest.mark.parametrize("framework", ["", "transformers", "accelerate", "lightning"])
+def test_every_change_to_a_script_is_python(framework: str) -> None:
+    """Parse the lines of bucket lists, views, a return to the default, and hooks, in every framework."""
+    own = make_training_case(cap="25")
+    hooked = make_training_case("topk:0.01", bucket_view=True)
+    for case in (make_training_case(cap="1+5"), hooked, make_training_case()):
+        lines = live_snippet(case, own, framework=framework).splitlines()
+        ast.parse("\n".join(f"call({line})" if line.endswith(",") else line for line in lines))
+
+
+def test_changes_to_a_script_are_differences() -> None:
+    """Take back what the script sets, keep what is the same, and say where there is nothing to change."""
+    own = make_training_case(cap="25", bucket_view=True)
+    for case, name in ((make_training_case(bucket_view=True), "bucket_cap_mb"), (FIVE, "gradient_as_bucket_view")):
+        assert f"# leave out the argument {name} that the script gives" in live_snippet(case, own)
+    assert "# accelerate cannot set bucket_cap_mb_list=[1, 5]" in live_snippet(
+        make_training_case(cap="1+5"), make_training_case(), framework="accelerate"
+    )
+    assert "keep the script as it is" in live_snippet(own, own)
+    hooked = live_snippet(make_training_case("fp16", "25", bucket_view=True), own, framework="transformers")
+    assert "FP16().register(trainer.model_wrapped)" in hooked
+    assert "bucket_cap_mb" not in hooked

@@ -1,0 +1,232 @@
+"""Tests of the run directory of a live tuning: what rank 0 writes, what goes wrong, and what the command completes."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from live_builders import OWN, STEPS_MS, make_blocks, make_live_run, make_options, open_run, simulate, with_cap
+
+from commbench.ddp.plan.cases import CONFIRM
+from commbench.errors import InputError, LaunchError
+from commbench.live.run import LiveRun, complete
+from commbench.results import Store, load_run
+
+FRESH, FRESH_FIVE = (dataclasses.replace(case, phase=CONFIRM) for case in (OWN, with_cap("5")))
+#: Confirmed blocks in which 5 MiB buckets are a quarter faster.
+CONFIRMED = (make_blocks(FRESH, [100.0] * 12), make_blocks(FRESH_FIVE, [80.0] * 12, first=10))
+#: Begins a launch in the directory of the first argument, writes, and ends as the second says.
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+sys.path[:0] = {paths!r}
+from live_builders import open_run
+from test_live_run import CONFIRMED
+run = open_run(Path(sys.argv[1]))
+for record in CONFIRMED:
+    run.append(record)
+run.add_losses([(5, 2.0), (6, 1.9)])
+if sys.argv[2] == "killed":
+    while "confirm" not in (Path(sys.argv[1]) / "samples.jsonl").read_text().partition("\\n")[2]:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def end(run: LiveRun) -> None:
+    """Release the directory and wait until all is written."""
+    run.close()
+    run.wait()
+
+
+def run_script(out: Path, ending: str) -> int:
+    """Run the script in a process of its own; return its exit code."""
+    folder = Path(__file__).resolve().parent
+    code = SCRIPT.format(paths=[str(folder), str(folder.parent)])
+    return subprocess.run([sys.executable, "-c", code, str(out), ending], check=False, timeout=120).returncode
+
+
+def test_a_run_is_read_like_any_other(tmp_path: Path) -> None:
+    """Find conditions, rows, losses and the conclusion in the directory, with the script's own setting as baseline."""
+    out = tmp_path / "mine"
+    make_live_run(out)
+    run = load_run(out)
+    assert ("complete", "") == (run.info["status"], run.info["reason"])
+    assert {"live": True, "workload": "train.py", "world_size": 2, "backend": "gloo", "model": 8_700_000} == (
+        run.info["plan"]
+    )
+    assert OWN.key == run.info["baseline"]
+    first, *others = run.training_rows
+    assert ("default", 1.0) == (first.bucket_cap_mb, first.speedup)
+    assert STEPS_MS.keys() - {"default"} == {row.bucket_cap_mb for row in others}
+    assert run.recommendation is not None
+    assert ("change", "5") == (run.recommendation.verdict, run.recommendation.best.bucket_cap_mb)
+    assert {0} == {loss.launch for loss in run.losses}
+    ends = [record.block_at[-1] + record.block_steps for record in run.training_records]
+    assert max(ends) - 1 == run.losses[-1].step
+    assert {"ddp.csv", "buckets.csv", "recommendation.json"} <= {file.name for file in out.iterdir()}
+
+
+def test_another_baseline_of_the_script_is_the_baseline(tmp_path: Path) -> None:
+    """Compare with the bucket size that the script asks for, not with DDP's default."""
+    own = with_cap("25")
+    run = open_run(tmp_path / "mine", own=own)
+    for record in (make_blocks(OWN, [80.0] * 3), make_blocks(own, [100.0] * 3)):
+        run.append(record)
+    run.conclude("decided")
+    end(run)
+    speedups = {row.bucket_cap_mb: row.speedup for row in load_run(tmp_path / "mine").training_rows}
+    assert {"25": 1.0, "default": 1.25} == speedups
+
+
+def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
+    """Count launches on, and judge over launches from the second on."""
+    out = tmp_path / "mine"
+    make_live_run(out, launches=3)
+    run = load_run(out)
+    assert [0, 1, 2] == [entry["launch"] for entry in run.info["launches"]]
+    assert run.recommendation is not None
+    assert (3, 0) == (run.recommendation.launches, run.recommendation.blocks)
+    assert {3} == {row.launches for row in run.training_rows if row.bucket_cap_mb in {"default", "5"}}
+    assert {0, 1, 2} == {loss.launch for loss in run.losses}
+
+
+def test_a_script_with_another_setting_does_not_mix(tmp_path: Path) -> None:
+    """Refuse to go on where the script's own setting has changed, name both, and leave the directory as it is."""
+    out = tmp_path / "mine"
+    make_live_run(out)
+    before = (out / "run.json").read_text()
+    with pytest.raises(InputError, match=r"own setting was default buckets .* now it is 5 MiB buckets"):
+        open_run(out, own=with_cap("5"))
+    assert before == (out / "run.json").read_text()
+    make_live_run(out)  # the directory is free again
+
+
+def test_another_kind_of_run_is_refused(tmp_path: Path) -> None:
+    """Write nothing into the directory of a measurement."""
+    out = tmp_path / "mine"
+    with Store.open(out, {"plan": {"cases": 3}}):
+        pass
+    with pytest.raises(InputError, match="another plan"):
+        open_run(out)
+
+
+def test_a_full_disk_stops_writing_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Say it in one line, decide from memory, and leave sound what was written."""
+    out = tmp_path / "mine"
+    append = Store.append
+
+    def fail_later(store: Store, record: object) -> None:
+        if len(store.records) == 1:
+            raise LaunchError("no space is left; make room.")
+        append(store, record)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Store, "append", fail_later)
+    run = open_run(out)
+    for record in CONFIRMED:
+        run.append(record)
+    conclusion = run.conclude("decided")
+    end(run)
+    assert conclusion is not None
+    assert "change" == conclusion.verdict
+    (line,) = capfd.readouterr().err.splitlines()
+    assert f"results are no longer written to {out}, and tuning goes on: no space is left; make room." in line
+    found = load_run(out)
+    assert (1, "running") == (len(found.training_records), found.info["status"])
+
+
+@pytest.mark.parametrize("ending", ["ended", "killed"])
+def test_a_script_that_ends_before_the_decision(tmp_path: Path, ending: str) -> None:
+    """Conclude from what there is, by the process itself or, if it was killed, by the command."""
+    out = tmp_path / "mine"
+    assert (0 if ending == "ended" else -signal.SIGKILL) == run_script(out, ending)
+    assert ("cut" if ending == "ended" else "running") == load_run(out).info["status"]
+    lines = complete(make_options(out))
+    run = load_run(out)
+    assert ("cut", "the training ended before the decision") == (run.info["status"], run.info["reason"])
+    assert ["ended"] == [entry["ending"] for entry in run.info["launches"]]
+    assert run.recommendation is not None
+    assert (12, "change") == (run.recommendation.blocks, run.recommendation.verdict)
+    assert (out / "ddp.csv").exists()
+    assert lines[0].startswith("train.py on 2 ranks: change to 5 MiB buckets. In 12 fresh blocks of 1 launch 5 MiB ")
+    assert "    bucket_cap_mb=5," in lines
+    assert lines[-1].startswith(f"Results: {out}; ")
+
+
+def test_a_complete_run_is_left_as_it_is(tmp_path: Path) -> None:
+    """Repeat the conclusion, and rewrite nothing."""
+    out = tmp_path / "mine"
+    make_live_run(out)
+    before = {file.name: file.read_bytes() for file in out.iterdir() if file.name != ".lock"}
+    assert "change to 5 MiB buckets" in complete(make_options(out))[0]
+    assert before == {file.name: file.read_bytes() for file in out.iterdir() if file.name != ".lock"}
+
+
+def test_only_launches_of_the_command_are_its_conclusion(tmp_path: Path) -> None:
+    """Say that nothing was tuned where the launches in the directory are of an earlier command, or there are none."""
+    out = tmp_path / "mine"
+    (line,) = complete(make_options(out))
+    assert line.startswith("Nothing was tuned: no model was trained in DistributedDataParallel")
+    make_live_run(out)
+    (line,) = complete(make_options(out, invocation="second"))
+    assert line.startswith("Nothing was tuned")
+
+
+def test_every_model_has_its_conclusion(tmp_path: Path) -> None:
+    """Conclude the directories of models that trained one after the other."""
+    for name in ("mine", "mine-2"):
+        make_live_run(tmp_path / name)
+    lines = complete(make_options(tmp_path / "mine"))
+    assert [str(tmp_path / name) for name in ("mine", "mine-2")] == [
+        line.split()[1].rstrip(";") for line in lines if line.startswith("Results:")
+    ]
+
+
+def test_a_run_without_a_comparison_says_so(tmp_path: Path) -> None:
+    """Name the reason where no block has ended."""
+    out = tmp_path / "mine"
+    run = open_run(out)
+    assert run.conclude("released", reason="the script uses join()") is None
+    end(run)
+    assert "Tuning ended before anything was compared: the script uses join()." == complete(make_options(out))[0]
+
+
+def test_writing_takes_no_time_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return from every call while the disk is still busy."""
+    seconds = 0.2
+    append = Store.append
+
+    def append_slowly(store: Store, record: object) -> None:
+        time.sleep(seconds)
+        append(store, record)  # type: ignore[arg-type]
+
+    run = open_run(tmp_path / "mine")
+    monkeypatch.setattr(Store, "append", append_slowly)
+    records, _ = simulate()
+    began = time.monotonic()
+    for record in records[:10]:
+        run.append(record)
+    assert time.monotonic() - began < 5 * seconds
+    run.conclude("decided")
+    end(run)
+    assert 10 == len(load_run(tmp_path / "mine").training_records)
+
+
+def test_the_command_to_repeat(tmp_path: Path) -> None:
+    """Keep the options of the command, or of a script that tunes itself its own words."""
+    for name, options in (
+        ("command", make_options(tmp_path / "command", steps=200, allow=("fp16",), then="stop")),
+        ("script", make_options(tmp_path / "script", invocation="")),
+    ):
+        run = open_run(tmp_path / name, options=options)
+        run.conclude("nothing")
+        end(run)
+    argv = [json.loads((tmp_path / name / "run.json").read_text())["argv"] for name in ("command", "script")]
+    expected = f"commbench tune --steps 200 --allow fp16 --then stop --out {tmp_path}/command -- torchrun train.py"
+    assert [expected.split(), ["torchrun", "train.py"]] == argv

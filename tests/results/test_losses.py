@@ -1,0 +1,36 @@
+"""Tests of the losses of a training that was tuned."""
+
+from pathlib import Path
+
+import pytest
+
+from commbench.errors import InputError
+from commbench.results.files import LOSSES
+from commbench.results.losses import Loss, append_losses, read_losses
+
+FIRST = [Loss(launch=0, step=5, loss=2.25), Loss(launch=0, step=6, loss=2.0)]
+
+
+def test_losses_are_appended_and_read_back(tmp_path: Path) -> None:
+    """Write one header, whatever the number of calls; read nothing where there is no file."""
+    assert [] == read_losses(tmp_path)
+    append_losses(tmp_path, FIRST)
+    later = [Loss(launch=1, step=5, loss=float("inf"))]
+    append_losses(tmp_path, later)
+    assert FIRST + later == read_losses(tmp_path)
+    assert "launch,step,loss\n0,5,2.25\n" == (tmp_path / LOSSES).read_text()[:26]
+
+
+def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
+    """Read what was whole when the process was killed."""
+    append_losses(tmp_path, FIRST)
+    with (tmp_path / LOSSES).open("a") as stream:
+        stream.write("0,7,1.")
+    assert FIRST == read_losses(tmp_path)
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    """Say what is wrong with a file of that name that holds something else."""
+    (tmp_path / LOSSES).write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="is not a table of losses"):
+        read_losses(tmp_path)
