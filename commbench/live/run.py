@@ -44,8 +44,8 @@ ENDINGS_IN_ORDER = frozenset({"decided", "undecided", "nothing"})
 PATIENCE_S = 20.0
 #: Conclusion where no run was begun.
 NOTHING_TUNED = (
-    "Nothing was tuned: a line above says why, or no model was trained in DistributedDataParallel by a Python that heeds "
-    "PYTHONPATH (-I, -E and -S turn that off)."
+    "Nothing was tuned: a line above says why, or no model was trained in DistributedDataParallel by a Python that "
+    "heeds PYTHONPATH (-I, -E and -S turn that off)."
 )
 #: Why a tuning ended, where its ending alone says it.
 REASONS = {

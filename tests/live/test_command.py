@@ -361,7 +361,7 @@ def test_srun_exports_both_variables(
     given: str,
     expected: str,
 ) -> None:
-    """Widen a restrictive --export, and leave others as they are; the variable that stands for it likewise."""
+    """Widen a restrictive --export, and leave others as they are."""
     add_program(monkeypatch, tmp_path, "srun", "slurm 24.05")
     words, _ = started(["srun", *given.split(), "python", "train.py"])
     assert ["srun", *expected.split(), "python", "train.py"] == words
