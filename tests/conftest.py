@@ -20,7 +20,7 @@ import slurm
 from commands import BENCHMARKS, Command, Outcome, RunBenchmark, clear_of_launchers
 from hypothesis import HealthCheck, settings
 from launching import NO_OFI, RANKS, RunRanks, serve_forks
-from launching import mpirun as find_mpirun
+from launching import mpirun as open_mpirun
 
 from commbench.launch.launchers import MpirunLauncher
 
@@ -116,14 +116,13 @@ def run_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 @pytest.fixture(scope="session")
 def forked_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The path of a program that stands for ``python`` and runs programs as forks; see ``forks/server.py``."""
-    with serve_forks(tmp_path_factory.mktemp("forks")) as path:
+    with serve_forks(tmp_path_factory.mktemp("forks") / "bin") as path:
         yield path
 
 
 @pytest.fixture
 def forks(forked_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this test start commands and ranks as forks, which have imported everything."""
-    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    """Let this test start commands and ranks as forks, which have imported everything; leave out Open MPI's ofi."""
     monkeypatch.setattr(sys, "executable", forked_python)
     for name, value in NO_OFI.items():
         monkeypatch.setenv(name, value)
@@ -132,7 +131,7 @@ def forks(forked_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def mpirun() -> MpirunLauncher:
     """The mpirun that commbench itself would use; the test is skipped where there is none."""
-    return find_mpirun()
+    return open_mpirun()
 
 
 @pytest.fixture(scope="session")

@@ -136,10 +136,17 @@ def beat(rank, entered=1):
 
 @contextlib.contextmanager
 def serve_forks(directory: Path) -> Iterator[str]:
-    """Serve forks of one process; yield the path of the program that stands for ``python``."""
+    """Serve forks of one process; yield the path of their ``python``, beside commbench and MPI's programs."""
+    directory.mkdir()
     program = directory / "python"
-    program.write_text(f"#!{sys.executable} -IS\n" + (HERE / "forks" / "client.py").read_text())
-    program.chmod(0o755)
+    scripts = {
+        "python": f"#!{sys.executable} -IS\n" + (HERE / "forks" / "client.py").read_text(),
+        "commbench": f'#!/bin/sh\nexec {program} -m commbench "$@"\n',
+    }
+    scripts |= {path.name: f'#!/bin/sh\nexec {path} "$@"\n' for path in Path(sys.executable).parent.glob("mpi*")}
+    for name, text in scripts.items():
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o755)
     command = [sys.executable, str(HERE / "forks" / "server.py"), str(directory)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None

@@ -10,7 +10,7 @@ from commbench.analysis.runs import straggler_findings
 from commbench.engine.records import Record
 from commbench.results import load_run
 
-pytestmark = [pytest.mark.lab, pytest.mark.mpi, pytest.mark.slow]
+pytestmark = [pytest.mark.lab, pytest.mark.mpi, pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
 #: A window of such messages is large beside what an emulated link lets through unshaped.
 MATRIX = ("matrix", "-c", "bandwidth", "--backend", "mpi", "--sizes", "8K", "-n", "4", "--launches", "6")

@@ -20,7 +20,7 @@ from commbench.results import load_run
 
 pytest.importorskip("torch")
 pytest.importorskip("mpi4py")
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
 WORKLOADS = HERE / "ranks" / "train_workloads.py"
 HARM = "COMMBENCH_TEST_HARM"

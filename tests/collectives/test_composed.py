@@ -285,6 +285,7 @@ def by_pattern(records: Any) -> dict[str, Any]:
 
 @pytest.mark.lab
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 @pytest.mark.timeout(180)
 def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
     """Reduce faster by levels than flat on Gloo, where two hosts of two ranks share links of 200 Mbit/s."""
@@ -297,6 +298,7 @@ def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.lab
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 @pytest.mark.timeout(180)
 def test_the_algorithm_is_stated(tmp_path: Path) -> None:
     """Name ours, and the component of Open MPI between hosts; what the library says of itself reaches nobody."""

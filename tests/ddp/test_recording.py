@@ -412,6 +412,7 @@ def test_recording_is_replayed(recorded: tuple[Any, Path]) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 def test_recording_is_trained_elsewhere(recorded: tuple[Any, Path], tmp_path: Path) -> None:
     """Train a recording on two ranks, without the model and its data."""
     pytest.importorskip("mpi4py")

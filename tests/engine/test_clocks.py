@@ -292,6 +292,7 @@ def run(command: list[str], environment: dict[str, str]) -> str:
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 @pytest.mark.lab
 @pytest.mark.parametrize("launcher", ["mpirun", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_ranks_find_an_offset_that_is_known(
@@ -311,6 +312,7 @@ def test_ranks_find_an_offset_that_is_known(
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 @pytest.mark.lab
 def test_round_time_works_between_clocks(
     ahead: str, tmp_path: Path, mpirun: MpirunLauncher, mpi_environment: dict[str, str]

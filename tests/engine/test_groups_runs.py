@@ -78,25 +78,13 @@ def test_ranks_started_by_hand_make_groups_too(
 
 
 @pytest.fixture(scope="module")
-def shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shaped(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two emulated hosts with two ranks each, behind links of 200 Mbit/s."""
     pytest.importorskip("torch")
     out = tmp_path_factory.mktemp("lab") / "run"
-    lab = (
-        sys.executable,
-        "-m",
-        "commbench",
-        "lab",
-        "run",
-        "--hosts",
-        "2",
-        "--ranks-per-host",
-        "2",
-        "--rate",
-        "200mbit",
-    )
+    lab = (forked_python, "-m", "commbench", "lab", "run", "--hosts", "2", "--ranks-per-host", "2", "--rate", "200mbit")
     what = ("-c", "all_reduce", "--pattern", "node,cross", "--sizes", "1M", "--launches", "1", "--launcher", "mpirun")
-    finish(*lab, "--", *RUN, *what, "--sync", "dissemination", "--out", str(out))
+    finish(*lab, "--", forked_python, *RUN[1:], *what, "--sync", "dissemination", "--out", str(out))
     return out
 
 

@@ -288,6 +288,7 @@ def test_a_corrupted_pair_is_found(matrices: Mapping[tuple[str, str], Record]) -
 @pytest.mark.slow
 @pytest.mark.lab
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_pairs_with_a_slow_host_stand_out(backend: str, tmp_path: Path) -> None:

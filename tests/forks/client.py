@@ -1,7 +1,6 @@
 """Stands for ``python``: asks the server beside it for a fork that runs the program, and ends as the program ends.
 
-A program in other namespaces than the server's (an emulated host, a Slurm node), and options of Python other than
-``-m``, get a Python of their own.
+Options of Python other than ``-m``, and process 1 of an emulated cluster, get a Python of their own.
 """
 
 import json
@@ -11,14 +10,7 @@ import socket
 import sys
 
 DIRECTORY = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - without pathlib this starts faster
-NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-
-
-def is_beside_server() -> bool:
-    """Whether this process has the namespaces of the server."""
-    with open(f"{DIRECTORY}/namespaces", encoding="ascii") as file:  # noqa: PTH123
-        return file.read().split() == [os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES]  # noqa: PTH115
 
 
 def run_by_fork(arguments: list[str]) -> int:
@@ -41,18 +33,22 @@ def run_by_fork(arguments: list[str]) -> int:
     return int(client.recv(16) or 1)
 
 
-def main() -> None:
-    """Run what follows ``python`` on the command line."""
-    arguments = sys.argv[1:]
-    is_program = arguments and (arguments[0] == "-m" or not arguments[0].startswith("-"))
-    if not is_program or not is_beside_server():
-        os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606
-    status = run_by_fork(arguments)
+def end_as(status: int) -> None:
+    """End with an exit status, or by the signal whose negative number it is."""
     if status < 0:
         if -status in FORWARDED:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
-    sys.exit(status)
+    os._exit(status)
+
+
+def main() -> None:
+    """Run what follows ``python`` on the command line."""
+    arguments = sys.argv[1:]
+    is_program = arguments and (arguments[0] == "-m" or not arguments[0].startswith("-"))
+    if not is_program or os.getpid() == 1:
+        os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606
+    end_as(run_by_fork(arguments))
 
 
 if __name__ == "__main__":

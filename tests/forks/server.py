@@ -13,6 +13,7 @@ import runpy
 import selectors
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from client import NAMESPACES
+from client import FORWARDED, end_as
 
 #: What programs under test import, where it is installed.
 IMPORTED = (
@@ -32,6 +33,8 @@ IMPORTED = (
 )
 HEADER_BYTES = 8
 PR_SET_PDEATHSIG = 1
+#: Namespaces of an emulated host or of a node of the tests' Slurm; that of mounts comes last, as it holds /proc.
+NAMESPACES = ("ipc", "net", "pid", "time", "uts", "mnt")
 
 
 @dataclass
@@ -132,10 +135,14 @@ class Server:
             return None
         with client.makefile("rb") as stream:
             program = Program(**json.loads(stream.read(int(header))))
-        server = os.getpid()
-        process = os.fork()
+        credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        server, process = os.getpid(), os.fork()
         if process == 0:
-            self._leave(server, descriptors)
+            end_with_parent()
+            if os.getppid() != server:
+                os._exit(1)
+            self._leave(descriptors)
+            enter_namespaces(struct.unpack("3i", credentials)[0])
             return program
         for descriptor in descriptors:
             os.close(descriptor)
@@ -145,11 +152,8 @@ class Server:
         self._selector.register(handle, selectors.EVENT_READ)
         return None
 
-    def _leave(self, server: int, descriptors: Sequence[int]) -> None:
-        """In a fork: take the client's standard streams, keep nothing of the server, and end with it."""
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != server:
-            os._exit(1)
+    def _leave(self, descriptors: Sequence[int]) -> None:
+        """In a fork: take the client's standard streams and keep nothing of the server."""
         os.setsid()
         for handle in self._clients:
             os.close(handle)
@@ -185,13 +189,40 @@ class Server:
         client.close()
 
 
+def end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def enter_namespaces(process: int) -> None:
+    """Enter the namespaces of a process; a namespace of processes takes a further fork, in which this returns."""
+    own, other = Path("/proc/self/ns"), Path(f"/proc/{process}/ns")
+    names = [name for name in NAMESPACES if (own / name).readlink() != (other / name).readlink()]
+    handles = [os.open(other / name, os.O_RDONLY) for name in names]
+    for name, handle in zip(names, handles, strict=True):
+        if ctypes.CDLL(None).setns(handle, 0):
+            raise OSError(f"namespace {name} cannot be entered")
+        os.close(handle)
+    if "pid" in names:
+        continue_in_fork()
+
+
+def continue_in_fork() -> None:
+    """Return in a fork; this process passes signals on to the fork and ends as the fork ends."""
+    process = os.fork()
+    if process == 0:
+        end_with_parent()
+        return
+    for number in FORWARDED:
+        signal.signal(number, lambda received, _: os.kill(process, received))
+    _, status = os.waitpid(process, 0)
+    end_as(os.waitstatus_to_exitcode(status))
+
+
 def main() -> None:
     """Serve; each fork runs its program."""
     import_everything()
-    directory = Path(sys.argv[1])
-    links = [str(Path(f"/proc/self/ns/{name}").readlink()) for name in NAMESPACES]
-    (directory / "namespaces").write_text("\n".join(links))
-    server = Server(directory / "socket")
+    server = Server(Path(sys.argv[1]) / "socket")
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     program = server.serve()

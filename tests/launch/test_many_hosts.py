@@ -15,10 +15,9 @@ from launching import marked_environment, mpirun
 
 from commbench.results import load_run
 
-pytestmark = [pytest.mark.lab, pytest.mark.mpi]
+pytestmark = [pytest.mark.lab, pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
 ROOT = Path(__file__).parents[2]
-COMMBENCH = (sys.executable, "-m", "commbench")
 WHAT = ("run", "--collective", "all_reduce", "--sizes", "8,64K", "--sync", "dissemination")
 NAMES = ("backend", "operation", "message_bytes", "status")
 
@@ -42,7 +41,12 @@ def run(*command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
 
 def run_in_lab(*command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run a command on the first of two emulated hosts."""
-    return run(*COMMBENCH, "lab", "run", "--hosts", "2", "--rate", "1gbit", "--", *command, **variables)
+    return run(*commbench(), "lab", "run", "--hosts", "2", "--rate", "1gbit", "--", *command, **variables)
+
+
+def commbench() -> list[str]:
+    """Return the command without its arguments."""
+    return [sys.executable, "-m", "commbench"]
 
 
 def read(out: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
@@ -54,8 +58,8 @@ def read(out: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
 def test_two_hosts_give_the_files_of_a_local_run(tmp_path: Path) -> None:
     """Let the conductor find the hosts by the hostfile: the same files, entries, columns and cases as on one."""
     here, there = tmp_path / "here", tmp_path / "there"
-    run(*COMMBENCH, *WHAT, "--launches", "1", "-n", "2", "--oversubscribe", "--out", str(here))
-    run_in_lab(*COMMBENCH, *WHAT, "--launches", "1", "--interface", "eth0", "--out", str(there))
+    run(*commbench(), *WHAT, "--launches", "1", "-n", "2", "--oversubscribe", "--out", str(here))
+    run_in_lab(*commbench(), *WHAT, "--launches", "1", "--interface", "eth0", "--out", str(there))
     assert {file.name for file in here.iterdir()} == {file.name for file in there.iterdir()}
     (one, local), (two, rows) = read(here), read(there)
     assert one.keys() == two.keys()

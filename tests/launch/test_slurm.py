@@ -19,14 +19,13 @@ from slurm import MARK, Cluster, private_slurm
 
 from commbench.results import load_run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.mpi]
+pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
 pytest.importorskip("mpi4py")
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "benchmarks" / "launch" / "slurm.sbatch")
-COMMBENCH = (sys.executable, "-m", "commbench")
 #: Both nodes are this machine: bound, their ranks would share a core.
 RUN = ("run", "--collective", "all_reduce", "--sync", "dissemination", "--bind-to", "none")
 #: Long enough to kill a rank in its midst.
@@ -47,9 +46,15 @@ def nothing_left(cluster: Cluster) -> Iterator[None]:
     assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
 
 
+def commbench() -> list[str]:
+    """Return the command without its arguments."""
+    return [sys.executable, "-m", "commbench"]
+
+
 def submit(cluster: Cluster, out: Path, *arguments: str, **variables: str) -> str:
     """Submit the batch script; return the job's number."""
-    own = {**NO_OFI, "VENV": sys.prefix, "OUT": str(out), "PYTHONPATH": str(ROOT), **variables}
+    venv = str(Path(sys.executable).parents[1])
+    own = {**NO_OFI, "VENV": venv, "OUT": str(out), "PYTHONPATH": str(ROOT), **variables}
     words = ("--parsable", f"--output={out.with_suffix('.log')}", SCRIPT, *arguments)
     done = cluster.run("sbatch", *words, env=cluster.environment(**own))
     assert 0 == done.returncode, done.stderr
@@ -87,7 +92,7 @@ def test_a_batch_job_writes_the_files_of_a_local_run(cluster: Cluster, tmp_path:
     arguments = (*RUN, "--sizes", "8,64K", "--launches", "1")
     code, said = finish(cluster, submit(cluster, there, *arguments), there)
     assert 0 == code, said
-    local = [*COMMBENCH, *arguments, "-n", "2", "--out", str(here)]
+    local = [*commbench(), *arguments, "-n", "2", "--out", str(here)]
     subprocess.run(local, env={**os.environ, **NO_OFI}, capture_output=True, timeout=120, check=True)
     assert ["complete", "mpirun", 2, 2] == [info(there)[key] for key in ("status", "launcher", "nodes", "world_size")]
     assert ["n0", "n1"] == [rank["host"] for rank in info(there)["ranks"]]  # type: ignore[attr-defined]
@@ -103,7 +108,7 @@ def test_a_batch_job_writes_the_files_of_a_local_run(cluster: Cluster, tmp_path:
 def test_tasks_of_srun_are_ranks_and_add_launches(cluster: Cluster, tmp_path: Path) -> None:
     """Let srun start the ranks of Gloo without any MPI: each call adds a launch."""
     out = tmp_path / "run"
-    task = ("srun", "-N2", "-n2", "--kill-on-bad-exit=1", *COMMBENCH, "run", "-c", "all_reduce", "--sizes", "8")
+    task = ("srun", "-N2", "-n2", "--kill-on-bad-exit=1", *commbench(), "run", "-c", "all_reduce", "--sizes", "8")
     for _ in range(2):
         run_task(cluster, *task, "--backend", "gloo", "--out", str(out))
     assert ("complete", "slurm", 2) == tuple(info(out)[key] for key in ("status", "launcher", "nodes"))
@@ -114,7 +119,7 @@ def test_a_conductor_can_start_its_ranks_by_srun(cluster: Cluster, tmp_path: Pat
     """Make every launch a step of the allocation; where Slurm speaks no PMI, say why MPI is left out."""
     out = tmp_path / "run"
     what = (*RUN, "--sizes", "8", "--launches", "1", "--launcher", "srun", "--ranks-per-node", "1")
-    said = run_task(cluster, "salloc", "-N2", "-n4", *COMMBENCH, *what, "--out", str(out))
+    said = run_task(cluster, "salloc", "-N2", "-n4", *commbench(), *what, "--out", str(out))
     assert "Left out: Backend mpi needs ranks that MPI sees" in said
     assert ("complete", "srun", 2, 2) == tuple(info(out)[key] for key in ("status", "launcher", "nodes", "world_size"))
     assert [("gloo", "ok")] == [(row["backend"], row["status"]) for row in rows(out)]
@@ -122,7 +127,7 @@ def test_a_conductor_can_start_its_ranks_by_srun(cluster: Cluster, tmp_path: Pat
 
 def test_mpi_without_pmi_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     """Name the ways out and write nothing."""
-    task = ("srun", "-N1", "-n1", *COMMBENCH, "run", "--backend", "mpi", "--out", str(tmp_path / "run"))
+    task = ("srun", "-N1", "-n1", *commbench(), "run", "--backend", "mpi", "--out", str(tmp_path / "run"))
     done = cluster.run(*task)
     assert 2 == done.returncode
     assert "or by srun with the PMI of your MPI (--mpi=pmix or pmi2)" in done.stderr
@@ -215,7 +220,7 @@ def test_ended_tasks_of_srun_leave_a_partial_run(cluster: Cluster, tmp_path: Pat
     """Cancel a job whose tasks are ranks: rank 0 writes how it ended, and the same call completes the launch."""
     out = tmp_path / "run"
     what = ("run", "-c", "all_reduce", "--sizes", "8:256K", "--backend", "gloo", "--out", str(out))
-    task = ("srun", "-N2", "-n2", "--job-name=cancelled", *COMMBENCH, *what)
+    task = ("srun", "-N2", "-n2", "--job-name=cancelled", *commbench(), *what)
     process = cluster.start(*task, env=cluster.environment(**NO_OFI, PYTHONPATH=str(ROOT)))
     assert wait_until(lambda: measured(out) > 2, 60)
     cluster.run("scancel", "--name=cancelled")

@@ -29,7 +29,7 @@ from commbench.results import Store, load_run
 from commbench.results.plan import RunRequest, Stage, TimePlan, plan_launch
 from commbench.results.record_types import AnyRecord
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
 #: What the command line does under a launcher; ``harm`` comes in between.
 SCRIPT = """
@@ -161,9 +161,9 @@ def test_a_rank_that_raises_ends_all_and_the_launch_is_completed_next(tmp_path: 
 
 
 def test_a_hang_ends_by_itself(tmp_path: Path) -> None:
-    """Notice without a conductor that nothing moves."""
+    """Notice without a conductor that nothing moves; rank 1, which cannot notice it first, is stopped."""
     path = tmp_path / "run"
-    hung = start(path, harm="if identity.rank == 1: time.sleep(600)")
+    hung = start(path, harm="import signal\nif identity.rank == 1: signal.raise_signal(signal.SIGSTOP)")
     assert 0 != hung.returncode
     assert "commbench: rank 0" in hung.stderr
     assert "no progress for 2 s in mpi " in hung.stderr

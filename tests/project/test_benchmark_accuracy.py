@@ -83,6 +83,7 @@ def test_runs_take_turns(self_check: ModuleType) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 def test_accuracy_compares_the_loops_on_real_ranks(tmp_path: Path, run_benchmark: RunBenchmark) -> None:
     """Build the C loop, time all cases with all loops, and write every documented field."""
@@ -104,6 +105,7 @@ def test_accuracy_compares_the_loops_on_real_ranks(tmp_path: Path, run_benchmark
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 def test_self_check_compares_two_runs(tmp_path: Path, run_benchmark: RunBenchmark) -> None:
     """Measure both sides launch by launch; two launches are too few to call any case different."""
     options = ("--launches", 2, "--sizes", "8,1K", "--backends", "mpi", "--out", tmp_path / "out")

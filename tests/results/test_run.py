@@ -14,7 +14,7 @@ from commbench.engine.records import COLUMNS
 from commbench.launch.launchers import MpirunLauncher
 from commbench.system.topology import last_level_cache_bytes
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -331,11 +331,11 @@ def test_this_machine_has_a_topology() -> None:
 
 
 @pytest.mark.lab
-def test_an_emulated_host_shows_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_emulated_host_shows_its_link(monkeypatch: pytest.MonkeyPatch, forked_python: str) -> None:
     """Show a host's own interface at the rate asked for, flagged."""
     monkeypatch.undo()
-    command = [sys.executable, "-m", "commbench", "lab", "run", "--hosts", "2", "--rate", "200mbit", "--"]
-    command += [sys.executable, "-m", "commbench", "env", "--topology", "--json"]
+    command = [forked_python, "-m", "commbench", "lab", "run", "--hosts", "2", "--rate", "200mbit", "--"]
+    command += [forked_python, "-m", "commbench", "env", "--topology", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert 0 == done.returncode, done.stderr
     (port,) = json.loads(done.stdout)["topology"]["network"]

@@ -17,7 +17,7 @@ from commbench.tuner.predictions import PREDICTION_COLUMNS
 
 pytest.importorskip("torch")
 pytest.importorskip("mpi4py")
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
 WORKLOADS = HERE / "ranks" / "train_workloads.py"
 #: A model of 320 KiB, for which 100 MiB buckets are those of the default.
