@@ -15,6 +15,8 @@ from rich.text import Text
 
 from commbench.engine.flags import FLAGS, split_flags
 from commbench.report.formats import between, digits, grouped
+from commbench.results import Run
+from commbench.units import format_size
 
 Tone = Literal["", "good", "warning", "bad", "quiet", "strong"]
 _STYLES: Mapping[Tone, str] = {
@@ -209,6 +211,18 @@ def make_table(
     return replace(table, notes=[*([left_out] if len(shown) < len(rows) else []), *notes])
 
 
+def make_tables(
+    title: str,
+    runs: Iterable[Run],
+    rows_of: Callable[[Run], Iterable[R]],
+    columns: Sequence[Column[R]],
+    **options: Any,  # noqa: ANN401 - as in `make_table`
+) -> list[Table]:
+    """Put the rows of all runs into one table, as `make_table`; no table without rows."""
+    rows = [(run.name, row) for run in runs for row in rows_of(run)]
+    return [make_table(title, rows, columns, **options)] if rows else []
+
+
 # ------------------------------------------------------------------------------------------------ columns of fields
 
 
@@ -256,6 +270,21 @@ def _getter(of: Field) -> Callable[[Any], Any]:
 
 def _about(of: Field, kind: type[Any] | None) -> str:
     return about(kind, of) if kind and isinstance(of, str) else ""
+
+
+def outcome(heading: str, name: str, kind: type[Any], **options: Any) -> Column[Any]:  # noqa: ANN401 - as in `Column`
+    """A column with a measured time, or one word that says why there is none."""
+
+    def text(row: Any) -> str:  # noqa: ANN401 - a row of any table
+        return str(row.status) if row.status != "ok" else digits(getattr(row, name)) or "no time"
+
+    options = {"about": about(kind, name), **options}
+    return Column(heading, text, value=attrgetter(name), tone=lambda row: tone_of(row.status), **options)
+
+
+def size_column(of: Field = "message_bytes", kind: type[Any] | None = None) -> Column[Any]:
+    """A column with the size of a message."""
+    return number("size", of, kind, form=format_size)
 
 
 Ends = tuple[float | None, float | None]

@@ -11,19 +11,7 @@ from rich.text import Text
 from commbench.analysis.prediction.curves import Curve, Segment
 from commbench.analysis.prediction.network import LEAST_SIZES, CurveKey, NetworkModel
 from commbench.analysis.runs import network_model
-from commbench.report.columns import (
-    Column,
-    Ends,
-    Field,
-    Named,
-    Table,
-    ends,
-    make_table,
-    number,
-    printed,
-    tabulate,
-    words,
-)
+from commbench.report.columns import Column, Ends, Field, Table, ends, make_tables, number, printed, tabulate, words
 from commbench.report.formats import digits, microseconds, percent
 from commbench.results import MODEL, Run
 from commbench.units import counted, format_size, three_digits, time_unit
@@ -157,8 +145,7 @@ _PRINTED: tuple[Column[_Line], ...] = (
 def model_tables(runs: Sequence[Run]) -> list[Table]:
     """Fitted start-up times and rates, a line for each segment of a curve."""
     title = "The network as fitted: time = start-up + size / rate, from one size to another"
-    lines: list[Named[_Line]] = [(run.name, line) for run in runs for line in _lines(network_model(run))]
-    return [make_table(title, lines, _COLUMNS, rest_in=MODEL)] if lines else []
+    return make_tables(title, runs, lambda run: _lines(network_model(run)), _COLUMNS, rest_in=MODEL)
 
 
 def _start_ends(line: _Line) -> Ends:

@@ -14,8 +14,20 @@ from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import FLAGS, split_flags
 from commbench.engine.records import OverlapRow, Row
 from commbench.errors import shared_cause
-from commbench.report.columns import Cell, Column, Flagged, Heading, Table, number, printed, tabulate, tone_of, words
-from commbench.report.formats import fixed, launches_of, microseconds, percent, short, time_with_interval
+from commbench.report.columns import (
+    Cell,
+    Column,
+    Flagged,
+    Heading,
+    Table,
+    number,
+    printed,
+    size_column,
+    tabulate,
+    tone_of,
+    words,
+)
+from commbench.report.formats import launches_of, microseconds, percent, short, time_with_interval
 from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
 from commbench.results.info import RunInfo
 from commbench.results.overhead import Overhead
@@ -81,16 +93,16 @@ def _times(**headings: str) -> list[Column[Any]]:
 
 _OVERLAP = (
     *_NAMES,
-    Column[OverlapRow]("size", lambda row: format_size(row.message_bytes or 0), is_number=True),
+    size_column(lambda row: row.message_bytes or 0),
     *_times(overall_us="overall", compute_us="compute", pure_us="pure comm."),
-    number("overlap", "overlap_percent", form=lambda value: f"{fixed(value, 0)} %"),
+    number("overlap", "overlap_percent", form="{:.0f} %".format),
 )
 _OVERHEADS = (
     _NAMES[1],
     words("pattern", "pattern"),
-    Column[Overhead]("size", lambda row: format_size(row.message_bytes) if row.message_bytes else "", is_number=True),
+    size_column(lambda row: row.message_bytes or None),
     *_times(direct_us="NCCL alone", through_us="through torch"),
-    number("added", "added_us", form=lambda value: f"{fixed(value, 1)} us"),
+    number("added", "added_us", form="{:.1f} us".format),
     number("share", "share", form=percent),
 )
 

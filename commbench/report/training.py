@@ -15,7 +15,7 @@ from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import has_flag
 from commbench.hooks.registry import hook_words
 from commbench.report.columns import VERDICT_TONES, Column, FittedTable, number, printed, tabulate, tone_of, words
-from commbench.report.formats import fixed, launches_of, microseconds, percent, short, with_interval
+from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
 from commbench.report.table import failures, legend, marks_of, reasons, warnings_for
 from commbench.results import DDP, PREDICTIONS, Run
 from commbench.results.info import Launch, is_live
@@ -103,10 +103,6 @@ def _step(row: TrainingRow) -> str:
     return with_interval(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, places)
 
 
-def _loss(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
 def _if_timed(column: Column[TrainingRow]) -> Column[TrainingRow]:
     """Return the column with empty cells for rows without a time."""
     return replace(column, text=lambda row: column.text(row) if row.status == "ok" and row.step_ms is not None else "")
@@ -126,9 +122,9 @@ _COLUMNS: tuple[Column[TrainingRow], ...] = (
             words("\nverdict", "verdict", tone=lambda row: VERDICT_TONES.get(row.verdict, "")),
             number("exposed\nms", "exposed_comm_ms", form=short, gives_way=1),
             number("sent\nMB", "sent_MB_per_step", form=short, gives_way=2),
-            number("loss,\nsteps", "loss_equal_steps", form=_loss, gives_way=3),
-            number("loss,\ntime", "loss_equal_time", form=_loss, gives_way=5),
-            number("\nmetric", "metric", form=_loss, gives_way=6),
+            number("loss,\nsteps", "loss_equal_steps", form="{:.4g}".format, gives_way=3),
+            number("loss,\ntime", "loss_equal_time", form="{:.4g}".format, gives_way=5),
+            number("\nmetric", "metric", form="{:.4g}".format, gives_way=6),
             number("to target\ns", "time_to_target_s", form=short, gives_way=7),
             Column("\n", marks_of, tone=lambda _: "warning"),
         ),
@@ -244,18 +240,14 @@ def _bounds(row: PredictionRow) -> str:
     return f"[{_milliseconds(row.predicted_overlapped_ms)}, {_milliseconds(row.predicted_serial_ms)}]"
 
 
-def _ratio(value: float | None) -> str:
-    return fixed(value, 2)
-
-
 _PREDICTED: tuple[Column[PredictionRow], ...] = (
     Column("\nhook", hook_label),
     words("buckets\nMiB", "bucket_cap_mb"),
-    number("step, ms\npredicted", "predicted_step_ms", form=_milliseconds),
+    number("step, ms\npredicted", "predicted_step_ms", form=three_digits),
     Column("overlap:\n[full, none]", _bounds, is_number=True),
-    number("\nmeasured", "step_ms", form=_milliseconds),
+    number("\nmeasured", "step_ms", form=three_digits),
     Column("\nerror", lambda row: "*" if row.is_fitted else percent(row.error, 1, sign="+"), is_number=True),
-    number("speedup\npredicted", "predicted_speedup", form=_ratio),
-    number("\nmeasured", "speedup", form=_ratio),
+    number("speedup\npredicted", "predicted_speedup", form="{:.2f}".format),
+    number("\nmeasured", "speedup", form="{:.2f}".format),
     number("\nno.", "launches", form=short),
 )

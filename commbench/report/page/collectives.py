@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
 from commbench.analysis.scaling import Growth, order_of
@@ -19,14 +20,17 @@ from commbench.report.columns import (
     Column,
     Named,
     Table,
+    ends,
     flag_column,
     interval,
     make_table,
+    make_tables,
     number,
+    outcome,
+    size_column,
     tone_of,
     words,
 )
-from commbench.report.formats import between, digits
 from commbench.report.groups import groups_in, name_slowest
 from commbench.report.scaling import growth_text
 from commbench.report.state import counted_energy, explain_time
@@ -40,26 +44,6 @@ from commbench.units import format_size
 
 #: Fields that distinguish two lines of a table, besides the backend and the method of measuring.
 _UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root")
-
-
-def _time(row: Row) -> str:
-    """Return the time in microseconds, or one word that says why there is none."""
-    return row.status if row.status != "ok" else digits(row.time_us) or "no time"
-
-
-def _size_column(kind: type[Any]) -> Column[Any]:
-    return Column(
-        "size",
-        about=kind.__dataclass_fields__["message_bytes"].metadata["about"],
-        text=lambda row: "" if row.message_bytes is None else format_size(row.message_bytes),
-        value=lambda row: row.message_bytes,
-    )
-
-
-def _time_column(about: str) -> Column[Row]:
-    return Column(
-        "time", unit="us", about=about, text=_time, value=lambda row: row.time_us, tone=lambda row: tone_of(row.status)
-    )
 
 
 def collective_tables(runs: Sequence[Run]) -> list[Table]:
@@ -87,11 +71,10 @@ def _order(named: Named[Row]) -> tuple[Any, ...]:
 def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
     names = _backend_names(rows)
     columns: list[Column[Row]] = [
-        _size_column(Row),
+        size_column("message_bytes", Row),
         Column("backend", lambda row: names[id(row)]),
-        *(words(name.replace("_", " "), name, Row, if_varied=True) for name in ("group", "dtype", "redop")),
-        *(words(name.replace("_", " "), name, Row, if_varied=True) for name in ("in_place", "root")),
-        _time_column(about_time),
+        *(words(name.replace("_", " "), name, Row, if_varied=True) for name in _UNIQUE[1:]),
+        outcome("time", "time_us", Row, unit="us", about=about_time),
         interval("time_us", Row, unit="us"),
         number("p95", "time_us_p95", Row, unit="us"),
         number("algbw", "algbw_GBps", Row, unit="GB/s"),
@@ -100,8 +83,7 @@ def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
         number("energy", "energy_J", Row, unit="J"),
         flag_column(),
     ]
-    own = [row for _, row in rows]
-    title = title_of(own)
+    title = title_of([row for _, row in rows])
     if len({name for name, _ in rows}) > 1:  # the notes below are about the first run only
         title = title.partition(" (")[0]
     return make_table(title, rows, columns, rest_in=SUMMARY)
@@ -110,17 +92,10 @@ def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
 def _backend_names(rows: Sequence[Named[Row]]) -> dict[int, str]:
     """Name each row's backend, with the methods of measuring that differ between the rows of a run."""
     names: dict[int, str] = {}
-    for of_run in _by_run(rows):
-        columns = columns_of(of_run, lambda row: tuple(getattr(row, name) for name in _UNIQUE))
+    for run_name in {name for name, _ in rows}:
+        columns = columns_of((row for name, row in rows if name == run_name), attrgetter(*_UNIQUE))
         names |= {id(row): name for name, column in columns.items() for row in column}
     return names
-
-
-def _by_run(rows: Iterable[Named[Row]]) -> Iterable[list[Row]]:
-    by_run: dict[str, list[Row]] = {}
-    for name, row in rows:
-        by_run.setdefault(name, []).append(row)
-    return by_run.values()
 
 
 def slowest_groups(run: Run) -> list[str]:
@@ -131,7 +106,7 @@ def slowest_groups(run: Run) -> list[str]:
     for (operation, pattern), members in itertools.groupby(grouped, key=lambda row: (row.operation, row.pattern)):
         rows = list(members)
         if len(groups_in(rows)) > 1:
-            columns = columns_of(rows, lambda row: tuple(getattr(row, name) for name in _UNIQUE))
+            columns = columns_of(rows, attrgetter(*_UNIQUE))
             found += [f"{operation}, {pattern}, {sentence}" for sentence in name_slowest(columns, hosts)]
     return found
 
@@ -139,89 +114,86 @@ def slowest_groups(run: Run) -> list[str]:
 # --------------------------------------------------------------------------------------------------- other tables
 
 
+class _GrowthLine(NamedTuple):
+    """A case on one number of ranks."""
+
+    growth: Growth
+    ranks: int
+
+    @property
+    def row(self) -> Row:
+        """The row of the case on these ranks."""
+        return self.growth.rows[self.ranks]
+
+
 def growth_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate time against the number of ranks: a line for each case and number of ranks."""
-    lines = [
-        (run.name, (growth, ranks))
-        for run in runs
-        for growth in sorted(growths(run), key=order_of)
-        for ranks in growth.rows
-    ]
-    row_of: Callable[[tuple[Growth, int]], Row] = lambda line: line[0].rows[line[1]]  # noqa: E731 - typed
-    columns: list[Column[tuple[Growth, int]]] = [
-        Column("operation", lambda line: line[0].case.operation),
-        Column("pattern", lambda line: line[0].case.pattern, if_varied=True),
-        Column("backend", lambda line: line[0].case.backend),
-        Column(
-            "size",
-            lambda line: format_size(line[0].case.message_bytes) if line[0].case.dtype else "",
-            value=lambda line: line[0].case.message_bytes,
-        ),
-        Column("ranks", lambda line: str(line[1]), value=lambda line: line[1]),
-        Column("time", unit="us", text=lambda line: _time(row_of(line)), value=lambda line: row_of(line).time_us),
+    columns: list[Column[_GrowthLine]] = [
+        words("operation", "growth.case.operation"),
+        words("pattern", "growth.case.pattern", if_varied=True),
+        words("backend", "growth.case.backend"),
+        size_column(lambda line: line.growth.case.message_bytes if line.growth.case.dtype else None),
+        number("ranks", "ranks", form=str),
+        number("time", "row.time_us", unit="us"),
         Column(
             "growth",
+            lambda line: growth_text(line.growth),
             about="time on the most ranks over time on the fewest, with its 95 % interval",
-            text=lambda line: growth_text(line[0]),
-            value=lambda line: line[0].ratio,
+            value=lambda line: line.growth.ratio,
         ),
-        Column("grows with", lambda line: line[0].law),
+        words("grows with", "growth.law"),
     ]
-    return [make_table("Time over the number of ranks", lines, columns, rest_in=SUMMARY)] if lines else []
+    return make_tables("Time over the number of ranks", runs, _growth_lines, columns, rest_in=SUMMARY)
+
+
+def _growth_lines(run: Run) -> list[_GrowthLine]:
+    return [_GrowthLine(growth, ranks) for growth in sorted(growths(run), key=order_of) for ranks in growth.rows]
 
 
 def overlap_tables(runs: Sequence[Run]) -> list[Table]:
-    """Non-blocking collectives, as OSU prints them."""
-    lines = [(run.name, row) for run in runs for row in run.overlaps]
+    """Tabulate non-blocking collectives, as OSU prints them."""
     columns: list[Column[OverlapRow]] = [
         words("operation", "operation", OverlapRow),
         words("backend", "backend", OverlapRow),
-        _size_column(OverlapRow),
+        size_column("message_bytes", OverlapRow),
         number("overall", "overall_us", OverlapRow, unit="us"),
         number("compute", "compute_us", OverlapRow, unit="us"),
         number("pure comm.", "pure_us", OverlapRow, unit="us"),
         number("overlap", "overlap_percent", OverlapRow, unit="%"),
         interval("overlap_percent", OverlapRow, unit="%", is_bounded=True),
     ]
-    return [make_table("Overlap with computing (OSU's definition)", lines, columns)] if lines else []
+    return make_tables("Overlap with computing (OSU's definition)", runs, lambda run: run.overlaps, columns)
 
 
 def overhead_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the time that a framework's call adds to the library's call."""
-    lines = [(run.name, one) for run in runs for one in overheads(all_rank_rows(run))]
     columns: list[Column[Overhead]] = [
         words("operation", "operation", Overhead),
         words("pattern", "pattern", Overhead, if_varied=True),
-        _size_column(Overhead),
+        size_column("message_bytes", Overhead),
         number("NCCL alone", "direct_us", Overhead, unit="us"),
         number("through torch", "through_us", Overhead, unit="us"),
         number("added", "added_us", Overhead, unit="us"),
         interval("added_us", Overhead, unit="us"),
     ]
-    notes = [] if all(measures_interconnect(one) for _, one in lines) else [TIME_SLICES]
-    return [make_table("What torch.distributed adds to NCCL", lines, columns, notes=notes)] if lines else []
+    found = {run.name: overheads(all_rank_rows(run)) for run in runs}
+    notes = [] if all(measures_interconnect(row) for rows in found.values() for row in rows) else [TIME_SLICES]
+    title = "What torch.distributed adds to NCCL"
+    return make_tables(title, runs, lambda run: found[run.name], columns, notes=notes)
 
 
 def straggler_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the stragglers."""
-    lines = [(run.name, straggler) for run in runs for straggler in straggler_findings(run).stragglers]
     columns: list[Column[Straggler]] = [
-        Column("what", lambda straggler: straggler.kind),
-        Column("name", lambda straggler: straggler.name),
-        Column(
-            "times as long",
-            about="time relative to its typical peer",
-            text=lambda straggler: digits(straggler.factor),
-            value=lambda straggler: straggler.factor,
-        ),
-        Column(
-            "95 % CI",
-            lambda straggler: between(*straggler.ci, straggler.factor) if straggler.ci else "",
-            value=lambda straggler: straggler.ci[0] if straggler.ci else None,
-        ),
-        Column("seen in", lambda straggler: straggler.evidence),
+        words("what", "kind"),
+        words("name", "name"),
+        number("times as long", "factor", about="time relative to its typical peer"),
+        ends(lambda straggler: (*straggler.ci, straggler.factor) if straggler.ci else (None, None)),
+        words("seen in", "evidence"),
     ]
-    return [make_table("Slower than their peers", lines, columns, rest_in="run.json")] if lines else []
+    return make_tables(
+        "Slower than their peers", runs, lambda run: straggler_findings(run).stragglers, columns, rest_in="run.json"
+    )
 
 
 def pair_tables(runs: Sequence[Run]) -> list[Table]:
@@ -246,44 +218,44 @@ def pair_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 _PAIR_COLUMNS: list[Column[PairRow]] = [
-    Column("from", about="rank that sends", text=lambda row: str(row.source), value=lambda row: row.source),
+    number("from", "source", about="rank that sends", form=str),
     words("host", "source_host", PairRow),
-    Column("to", about="rank that receives", text=lambda row: str(row.target), value=lambda row: row.target),
+    number("to", "target", about="rank that receives", form=str),
     words("host", "target_host", PairRow),
     number("time", "time_us", PairRow, unit="us"),
     interval("time_us", PairRow, unit="us"),
     number("p95", "time_us_p95", PairRow, unit="us"),
     number("bandwidth", "algbw_GBps", PairRow, unit="GB/s"),
     number("over the typical", "ratio_to_typical", PairRow),
-    Column("status", lambda row: row.status, if_varied=True, tone=lambda row: tone_of(row.status)),
+    words("status", "status", if_varied=True, tone=lambda row: tone_of(row.status)),
     flag_column(),
 ]
 
 
 def energy_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the energy of operations and steps that have one."""
-    timed = [(run.name, row) for run in runs for row in run.rows if row.energy_J is not None]
     columns: list[Column[Row]] = [
         words("operation", "operation", Row),
         words("pattern", "pattern", Row, if_varied=True),
         words("backend", "backend", Row),
-        _size_column(Row),
-        _time_column(explain_time(runs)),
+        size_column("message_bytes", Row),
+        outcome("time", "time_us", Row, unit="us", about=explain_time(runs)),
         number("energy", "energy_J", Row, unit="J"),
         energy_column(runs),
-        Column("energy a byte", unit="nJ", text=lambda row: digits(_nanojoule(row)), value=_nanojoule),
+        number("energy a byte", _nanojoule, unit="nJ"),
     ]
-    return [make_table("Energy of one operation", timed, columns, rest_in=SUMMARY)] if timed else []
+
+    def metered(run: Run) -> Iterable[Row]:
+        return (row for row in run.rows if row.energy_J is not None)
+
+    return make_tables("Energy of one operation", runs, metered, columns, rest_in=SUMMARY)
 
 
 def energy_column(runs: Iterable[Run]) -> Column[Any]:
     """Name what the energy of a row counts."""
     counts = {row: counted_energy(energy_of) for run in runs for row, energy_of in run.energy_of.items()}
-    return Column(
-        "energy of",
-        about="what is counted: idle GPUs and other programs there, too",
-        text=lambda row: counts.get(row, ""),
-    )
+    meaning = "what is counted: idle GPUs and other programs there, too"
+    return Column("energy of", lambda row: counts.get(row, ""), about=meaning)
 
 
 def _nanojoule(row: Row) -> float | None:

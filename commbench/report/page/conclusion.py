@@ -24,13 +24,7 @@ from commbench.report.table import ROWS, Things, format_time_us, warned
 from commbench.results import Run
 from commbench.results.info import is_complete
 from commbench.results.pairs import Matrix
-from commbench.results.recommendation import (
-    Recommendation,
-    headline,
-    learning_cost,
-    safe_sentences,
-    warnings_sentence,
-)
+from commbench.results.recommendation import Recommendation, headline, learning_cost, safe_sentences, warnings_sentence
 from commbench.results.sharing import measures_interconnect, shares_gpu
 from commbench.system.environment import differing
 from commbench.tuner.predictions import predictions

@@ -5,14 +5,25 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 from commbench.analysis.prediction.links import link_of
 from commbench.errors import shared_cause
-from commbench.report.columns import Cell, Column, Flagged, Named, Table, make_table, plain_table, tone_of
-from commbench.report.formats import digits, grouped
+from commbench.report.columns import (
+    Cell,
+    Column,
+    Flagged,
+    Table,
+    make_table,
+    make_tables,
+    number,
+    plain_table,
+    tone_of,
+    words,
+)
+from commbench.report.formats import grouped
 from commbench.report.page.parts import Code, Fact
 from commbench.report.state import tools_of
 from commbench.report.training import named_setting
@@ -118,30 +129,22 @@ Pair = tuple[str, str]
 def runs_table(runs: Sequence[Run]) -> Table:
     """A line for each run: what it measured, where, when, and its state."""
     columns: list[Column[Run]] = [
-        Column("run", lambda run: run.name),
-        Column("began", lambda run: when(run.info)),
-        Column("suite", lambda run: str(run.info.get("suite") or "")),
-        _count("ranks", "world_size"),
-        _count("hosts", "nodes"),
-        Column("budget", lambda run: str(run.info.get("budget") or "")),
-        Column(
-            "launches",
-            lambda run: str(len(run.info.get("launches") or ())),
-            value=lambda run: len(run.info.get("launches") or ()),
-        ),
-        Column("commit of commbench", lambda run: str(run.info.get("git_commit") or "")[:12]),
-        Column("status", lambda run: str(run.info.get("status", ""))),
-        Column("directory", lambda run: str(run.path)),
+        words("run", "name"),
+        words("began", lambda run: when(run.info)),
+        _entry("suite"),
+        number("ranks", lambda run: run.info.get("world_size")),
+        number("hosts", lambda run: run.info.get("nodes")),
+        _entry("budget"),
+        number("launches", lambda run: len(run.info.get("launches") or ()), form=str),
+        words("commit of commbench", lambda run: str(run.info.get("git_commit") or "")[:12]),
+        _entry("status"),
+        words("directory", "path"),
     ]
     return make_table("The runs", [("", run) for run in runs], columns)
 
 
-def _count(heading: str, entry: str) -> Column[Run]:
-    def value(run: Run) -> float | None:
-        found = run.info.get(entry)
-        return found if isinstance(found, int) else None
-
-    return Column(heading, lambda run: digits(value(run)), value=value)
+def _entry(name: str) -> Column[Run]:
+    return words(name, lambda run: run.info.get(name) or "")
 
 
 def differences_table(runs: Sequence[Run]) -> Table | None:
@@ -219,37 +222,28 @@ def _shared(hosts: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def _varied(title: str, hosts: Sequence[Mapping[str, str]], shared: set[str]) -> Table:
     """A line for each host with the facts that differ between hosts."""
     names = dict.fromkeys(name for host in hosts for name in host if name not in shared)
-    columns = [Column[Mapping[str, str]](name, text=partial(_fact_of, name)) for name in names]
+    columns = [words(name, methodcaller("get", name, "")) for name in names]
     return make_table(title, [("", host) for host in hosts], columns, rest_in="run.json")
-
-
-def _fact_of(name: str, host: Mapping[str, str]) -> str:
-    return host.get(name, "")
 
 
 # ----------------------------------------------------------------------------------------------------- launches
 
 
-def launch_table(runs: Sequence[Run]) -> Table | None:
-    """The outcome of each launch; None without launches."""
-    launches: list[Named[Launch]] = [(run.name, launch) for run in runs for launch in run.info.get("launches") or ()]
+def launch_tables(runs: Sequence[Run]) -> list[Table]:
+    """Tabulate the outcome of each launch; no table without launches."""
     columns: list[Column[Launch]] = [
-        Column("stage", lambda launch: str(launch.get("stage") or "")),
-        Column("launch", lambda launch: str(launch.get("launch", "")), value=lambda launch: launch.get("launch")),
-        Column("began", _began),
+        words("stage", lambda launch: launch.get("stage") or ""),
+        number("launch", lambda launch: launch.get("launch"), form=str),
+        words("began", lambda launch: str(launch.get("started") or "").replace("T", " ").partition("+")[0]),
         *(_seconds(heading, name) for heading, name in _SPENT.items()),
-        Column(
+        words(
             "status",
-            lambda launch: str(launch.get("status") or ""),
+            lambda launch: launch.get("status") or "",
             tone=lambda launch: tone_of(str(launch.get("status") or "ok")),
         ),
-        Column("reason", lambda launch: str(launch.get("reason") or "")),
+        words("reason", lambda launch: launch.get("reason") or ""),
     ]
-    return make_table("Launches", launches, columns, rest_in="run.json") if launches else None
-
-
-def _began(launch: Launch) -> str:
-    return str(launch.get("started") or "").replace("T", " ").partition("+")[0]
+    return make_tables("Launches", runs, lambda run: run.info.get("launches") or (), columns, rest_in="run.json")
 
 
 _SPENT = {"took": "seconds", "starting": "startup_s", "measuring": "measuring_s", "other": "other_s"}
@@ -260,7 +254,7 @@ def _seconds(heading: str, name: str) -> Column[Launch]:
         found = launch.get(name)
         return float(found) if isinstance(found, int | float) else None
 
-    return Column(heading, unit="s", text=lambda launch: digits(value(launch)), value=value)
+    return number(heading, value, unit="s")
 
 
 # ------------------------------------------------------------------------------------------------ what is missing
@@ -275,7 +269,7 @@ def missing_table(runs: Sequence[Run]) -> Table | None:
     lines = [(key[0], members) for key, members in alike.items()]
     columns: list[Column[list[tuple[str, Flagged]]]] = [
         Column("status", lambda line: line[0][1].status, tone=lambda line: tone_of(line[0][1].status)),
-        Column("rows", lambda line: str(len(line)), value=len),
+        number("rows", len, form=str),
         Column("what", lambda line: _listed([what for what, _ in line])),
         Column("reason", lambda line: line[0][1].reason),
     ]

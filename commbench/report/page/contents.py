@@ -194,7 +194,7 @@ def _launches(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
         sentences=_each(runs, lambda run: [time_spent(run), *origins(run)]),
         warnings=_each(runs, conditions.failed_ranks),
         figures=_of(drawings, "launches"),
-        tables=_some(conditions.launch_table(runs)),
+        tables=conditions.launch_tables(runs),
     )
 
 

@@ -9,14 +9,14 @@ from commbench.report.columns import (
     VERDICT_TONES,
     Column,
     Table,
+    ends,
     flag_column,
     interval,
     make_table,
     number,
-    tone_of,
+    outcome,
     words,
 )
-from commbench.report.formats import between, digits
 from commbench.report.page.collectives import energy_column
 from commbench.report.training import (
     baseline_sentences,
@@ -29,7 +29,6 @@ from commbench.report.training import (
 from commbench.results import DDP, PREDICTIONS, Run
 from commbench.tuner.predictions import PredictionRow, predictions
 
-_HOOK = Column[TrainingRow]("hook", about="DDP communication hook, as it is typed", text=hook_label)
 #: `default` is 1 MiB, then 25: it comes before all numbers.
 _DEFAULT_PLACE = 0.0
 
@@ -54,28 +53,11 @@ def _cap(row: TrainingRow | PredictionRow) -> float | None:
     return _DEFAULT_PLACE if first == "default" else float(first) if first else None
 
 
-def _step(row: TrainingRow) -> str:
-    return row.status if row.status != "ok" else digits(row.step_ms) or "no time"
-
-
 _COLUMNS: list[Column[TrainingRow]] = [
-    _HOOK,
-    Column(
-        "buckets",
-        unit="MiB",
-        about=TrainingRow.__dataclass_fields__["bucket_cap_mb"].metadata["about"],
-        text=lambda row: row.bucket_cap_mb,
-        value=_cap,
-    ),
+    Column("hook", hook_label, about="DDP communication hook, as it is typed"),
+    words("buckets", "bucket_cap_mb", TrainingRow, unit="MiB", value=_cap),
     number("count", "bucket_count", TrainingRow),
-    Column(
-        "step",
-        unit="ms",
-        about=TrainingRow.__dataclass_fields__["step_ms"].metadata["about"],
-        text=_step,
-        value=lambda row: row.step_ms,
-        tone=lambda row: tone_of(row.status),
-    ),
+    outcome("step", "step_ms", TrainingRow, unit="ms"),
     interval("step_ms", TrainingRow, unit="ms"),
     number("speedup", "speedup", TrainingRow),
     interval("speedup", TrainingRow),
@@ -107,8 +89,8 @@ def prediction_tables(runs: Sequence[Run]) -> list[Table]:
     return tables
 
 
-def _overlap(row: PredictionRow) -> str:
-    return between(row.predicted_overlapped_ms, row.predicted_serial_ms, row.predicted_step_ms)
+def _overlap(row: PredictionRow) -> tuple[float | None, ...]:
+    return row.predicted_overlapped_ms, row.predicted_serial_ms, row.predicted_step_ms
 
 
 def _error(row: PredictionRow) -> str:
@@ -119,15 +101,14 @@ def _error(row: PredictionRow) -> str:
 
 
 _PREDICTED: list[Column[PredictionRow]] = [
-    Column("hook", about="as in ddp.csv", text=hook_label),
-    Column("buckets", unit="MiB", text=lambda row: row.bucket_cap_mb, value=_cap),
+    Column("hook", hook_label, about="as in ddp.csv"),
+    words("buckets", "bucket_cap_mb", unit="MiB", value=_cap),
     number("predicted step", "predicted_step_ms", PredictionRow, unit="ms"),
-    Column(
-        "full to no overlap",
+    ends(
+        _overlap,
+        heading="full to no overlap",
         unit="ms",
         about="with perfect overlap of communication and computation, and with none",
-        text=_overlap,
-        value=lambda row: row.predicted_overlapped_ms,
     ),
     number("measured step", "step_ms", PredictionRow, unit="ms"),
     interval("step_ms", PredictionRow, unit="ms"),
