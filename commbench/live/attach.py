@@ -23,8 +23,8 @@ def take(made: object) -> str:
     if isinstance(made, DistributedDataParallel):
         return "" if makes_own_models() else _adopt(made)
     modules = [f"{base.__module__}." for base in type(made).__mro__]
-    engine = next(name for package, name in ENGINES.items() for module in modules if module.startswith(f"{package}."))
-    return f"{engine} exchanges gradients itself, without the buckets of DDP"
+    engines = (name for package, name in ENGINES.items() for module in modules if module.startswith(f"{package}."))
+    return f"{next(engines, type(made).__name__)} exchanges gradients itself, without the buckets of DDP"
 
 
 def _adopt(ddp_model: DistributedDataParallel) -> str:

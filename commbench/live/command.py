@@ -63,12 +63,13 @@ def find_program(command: Sequence[str]) -> None:
 def name_of(command: Sequence[str]) -> str:
     """Return the name of a training: its script or its module, else its program.
 
-    The first of these decides: an argument that ends in ``.py``, or ``-m`` before a module that starts no other.
+    The first of these decides: an argument that ends in ``.py`` or ``.sh``, or ``-m`` before a module that starts no
+    other.
     """
     for option, word in zip(["", *command], command, strict=False):
         if option in {"-m", "--module"} and not word.startswith((*STARTERS, "-")):
             return word
-        if word.endswith(".py") and not word.startswith("-"):
+        if word.endswith((".py", ".sh")) and not word.startswith("-"):
             return Path(word).name
     return Path(command[0]).name
 
@@ -113,7 +114,6 @@ def tune_training(command: Sequence[str], options: LiveOptions) -> int:
     Raises:
         InputError: the command cannot be started, or ``options.out`` holds something else.
     """
-    find_program(command)
     out = Path(options.out)
     reason = why_unwritable(out)
     if reason:

@@ -166,7 +166,8 @@ def test_options_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
         ("python -m package.train --config other.py", "package.train"),
         ("accelerate launch --config_file a.yaml --module package.train", "package.train"),
         ("mpirun -n 2 python -m mpi4py train.py", "train.py"),
-        ("./train.sh 3", "train.sh"),
+        ("bash jobs/train.sh 3", "train.sh"),
+        ("./train 3", "train"),
     ],
 )
 def test_a_training_is_named_by_its_script(line: str, name: str) -> None:

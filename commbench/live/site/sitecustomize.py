@@ -47,8 +47,11 @@ def take(made: object) -> None:
         reason = attach.take(made)
     if reason and reason not in SAID and rank() == 0:
         SAID.add(reason)
-        sys.stderr.write(f"commbench: the training is not tuned, because {reason}.\n")
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(f"commbench: the training is not tuned, because {reason}.\n")
+            sys.stderr.flush()
+        except (AttributeError, OSError, ValueError):  # the training has closed or replaced stderr
+            pass
 
 
 def watch(watched: type) -> None:
