@@ -25,7 +25,7 @@ from commbench.report.comparison.formats import ComparisonRow
 from commbench.report.figures import all_figures
 from commbench.results import load_run
 from commbench.results.pairs import PairRow
-from commbench.results.recommendation import Choice, Cost, Difference, Recommendation, Search
+from commbench.results.recommendation import Choice, Cost, Difference, Recommendation, SafeChoice, Search
 from commbench.results.tables import column_dtypes
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, TUNING_BUDGETS
 from commbench.tuner.predictions import PredictionRow
@@ -55,7 +55,7 @@ A run is one directory, schema {SCHEMA}:
 |---|---|
 | `run.json` | schema, command line, seed, conditions of every host, `status` of the run, and `launches`: how each \
 ended, with the `stage` it belongs to (`collectives`, `sweep`, `confirm`; \
-of tuning `network`, `calibrate`, `round 1` and so on, `confirm`) |
+of tuning `network`, `calibrate`, `round 1` and so on, `confirm`; `live`, see below) |
 | `samples.jsonl` | one line per case per launch, appended and synced after every case: the source of truth; its \
 `kind` is `collective` or `training`, see below |
 | `collectives.csv` | one line per collective case, summarised over launches; made from the two files above, like all \
@@ -66,6 +66,7 @@ that follow |
 | `ddp.csv` | one line per training configuration, if the run trained |
 | `buckets.csv` | one line per bucket of each of these |
 | `predictions.csv` | one line per candidate of a tuning: what was predicted, and what was measured later |
+| `losses.csv` | of a live tuning: `launch`, `step` and `loss` of each optimiser step on rank 0 |
 | `recommendation.json` | what the training concludes |
 
 A line of `samples.jsonl` whose `case` has an `operation` is of a collective: every valid repetition's time, mean over
@@ -75,6 +76,17 @@ and sizes of buckets, bytes sent and expected, loss of every step, metrics, agre
 case and launch the last counts. A line without a result has a sentence in `reason`, and its code of
 `commbench/errors.py` in `reason_code`. What each field is stands in `commbench/engine/records.py` and
 `commbench/ddp/plan/records.py`.
+
+**A live tuning** has `{{"live": true}}` in the `plan` of `run.json`. `baseline` is the case of the script's own
+setting, with which all others are compared. `settings` are all that may be tried. `framework` is the library that
+wrapped the model in DDP; it is empty if the script did. `own_hook` says whether the script has a communication hook. In
+`launches`, `ending` says why a launch ended; after the last five of these, `status` is `cut` and there is a `reason`:
+
+- `decided`; `undecided`: its own limit was reached; `nothing`: nothing was left to compare
+- `steps`, `time`: that limit was reached; `ended`: the training was over; `released`, `failed`
+
+A record of `samples.jsonl` grows: whenever a block has ended, the record of its setting is written again with that
+block. `block_at` holds the optimiser step at which each block began.
 
 CSV has a header line, commas, `.` decimals and UTF-8; an empty cell means that the column does not apply. Units are in
 the names: `us` is microseconds, `GBps` is 1e9 bytes per second. A text that begins with `=`, `+`, `-`, `@`, a tab or a
@@ -191,6 +203,7 @@ SAID = {
 }
 KINDS = {
     "tuple[commbench.results.recommendation.Choice": "choices",
+    "SafeChoice": "a safe choice",
     "Choice": "a choice",
     "Cost": "a cost",
     "Difference": "a difference",
@@ -293,6 +306,8 @@ def _training() -> list[str]:
         _fields(Recommendation, before=("schema",), after=("paragraph",)),
         "A choice, in the words of `ddp.csv`:\n",
         _fields(Choice),
+        "A safe choice is a choice with:\n",
+        _fields(SafeChoice, without=Choice),
         "A cost:\n",
         _fields(Cost),
         "A difference:\n",
@@ -348,13 +363,19 @@ def _columns(row: type[Any]) -> str:
     )
 
 
-def _fields(cls: type[Any], *, before: Sequence[str] = (), after: Sequence[str] = ()) -> str:
-    """The fields of a dataclass by what stands under them in its source, else by the column of that name."""
+def _fields(
+    cls: type[Any], *, before: Sequence[str] = (), after: Sequence[str] = (), without: type[Any] | None = None
+) -> str:
+    """The fields of a dataclass by what stands under them in its source, else by the column of that name.
+
+    Fields of the class ``without`` are left out.
+    """
     said, hints = _docstrings_of_fields(cls), get_type_hints(cls)
     columns = {f.name: f.metadata.get("about") for f in dataclasses.fields(TrainingRow)}
     keys = {f.name: f.metadata["key"] for f in dataclasses.fields(cls) if "key" in f.metadata}
     lines = []
-    for name in [*before, *(f.name for f in dataclasses.fields(cls)), *after]:
+    known = {f.name for f in dataclasses.fields(without)} if without else set()
+    for name in [*before, *(f.name for f in dataclasses.fields(cls) if f.name not in known), *after]:
         about = said.get(name) or SAID.get(f"{cls.__name__}.{name}") or columns.get(name) or SAID.get(name)
         if not about:
             raise ValueError(f"{cls.__name__}.{name} has no description; write one under it, or in SAID.")

@@ -1,0 +1,144 @@
+"""Tests of the figures and texts of a live tuning."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+from drawings import marked, painted
+from live_builders import OWN, STEPS_MS, make_blocks, make_live_run, open_run, simulate, with_cap
+from pages import read
+
+from commbench.ddp.plan.cases import CONFIRM
+from commbench.report.figures.buckets import bucket_figures
+from commbench.report.figures.live import (
+    Course,
+    course_of,
+    live_figures,
+    loss_caption,
+    paint_loss,
+    paint_timeline,
+    timeline_caption,
+)
+from commbench.results import Run, load_run
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return a live tuning of one launch that has ended in order."""
+    out = tmp_path_factory.mktemp("runs") / "mine"
+    make_live_run(out)
+    return load_run(out)
+
+
+def course(run: Run) -> Course:
+    """Return what is drawn of a live tuning."""
+    found = course_of(run)
+    assert found is not None
+    return found
+
+
+def test_spans_follow_the_blocks(tuned: Run) -> None:
+    """Show each block where it took place, one after the other, with its median."""
+    spans = course(tuned).spans
+    records, _ = simulate()
+    assert sum(len(record.block_at) for record in tuned_records(tuned)) == len(spans)
+    assert all(one.end <= other.begin for one, other in itertools.pairwise(spans))
+    last = records[-1]
+    assert (last.block_at[-1], last.block_at[-1] + last.block_steps) == (spans[-1].begin, spans[-1].end)
+    assert 0.9 * STEPS_MS["default"] < spans[0].step_ms < 1.1 * STEPS_MS["default"]
+
+
+def tuned_records(run: Run) -> list[object]:
+    """Return the last record of each setting and phase."""
+    return list({record.case: record for record in run.training_records}.values())
+
+
+def test_settings_are_ordered(tuned: Run) -> None:
+    """Begin with the script's own setting, and go on with the fastest."""
+    assert ["default buckets", "5 MiB buckets"] == list(course(tuned).names[:2])
+    assert "100 MiB buckets" == course(tuned).names[-1]
+
+
+def test_the_script_s_own_setting_comes_first_whatever_it_is(tmp_path: Path) -> None:
+    """Name as its own the bucket size that the script asks for."""
+    own = with_cap("25")
+    run = open_run(tmp_path / "mine", own=own)
+    run.append(make_blocks(own, [100.0, 101.0]))
+    run.append(make_blocks(OWN, [80.0, 81.0], first=10))
+    run.conclude("steps")
+    run.close()
+    run.wait()
+    found = load_run(tmp_path / "mine")
+    assert ["25 MiB buckets", "default buckets"] == list(course(found).names)
+    caption = timeline_caption(course(found))
+    assert "The script's own setting is 25 MiB buckets." in caption
+    assert "It was never reached" in caption
+    assert "as the script's own setting" in bucket_figures([found])[0].caption
+
+
+def test_timeline_has_a_line_for_each_setting(tuned: Run) -> None:
+    """Draw as many spans as there are blocks, and mark where the confirmation begins."""
+    known = course(tuned)
+    above, below = painted(paint_timeline, known).axes
+    assert list(known.names) == [label.get_text() for label in above.get_yticklabels()]
+    assert len(known.spans) == sum(len(bars.get_paths()) for bars in above.collections)
+    assert [(span.begin, span.step_ms) for span in known.spans] == marked(below, "median")[::2]
+    begin = next(record.block_at[0] for record in tuned.training_records if record.case.phase == CONFIRM)
+    assert begin == known.begins_confirmation
+    assert ["confirmation"] == [text.get_text() for text in above.texts]
+
+
+def test_every_change_is_marked_below_the_loss(tuned: Run) -> None:
+    """Mark the begin of each span that differs from the one before, and draw each loss."""
+    known = course(tuned)
+    (axes,) = painted(paint_loss, known).axes
+    names = ["default buckets", *(span.name for span in known.spans)]
+    changes = [span.begin for span, before in zip(known.spans, names, strict=False) if span.name != before]
+    assert changes == [x for x, _ in marked(axes, "switch")[::2]]
+    assert len(tuned.losses) == len(axes.get_lines()[0].get_xdata())
+    assert f"Marks at the bottom are {len(changes)} changes of the setting" in loss_caption(known)
+
+
+def test_the_last_of_several_launches_is_drawn(tmp_path: Path) -> None:
+    """Draw one launch, and say which."""
+    make_live_run(tmp_path / "mine", launches=2)
+    known = course(load_run(tmp_path / "mine"))
+    assert (1, 2) == (known.launch, known.launches)
+    assert "in launch 2 of 2" in timeline_caption(known)
+    assert {1} == {loss.launch for loss in known.losses}
+
+
+def test_other_runs_have_no_such_figures(tuned: Run) -> None:
+    """Draw nothing of a training that commbench has started, nor without a block; no loss where none is known."""
+    plan = {**tuned.info["plan"], "live": False}
+    assert [] == live_figures([dataclasses.replace(tuned, info={**tuned.info, "plan": plan})])
+    assert [] == live_figures([dataclasses.replace(tuned, training_records=())])
+    (drawing,) = live_figures([dataclasses.replace(tuned, path=Path("/nowhere"))])
+    assert "live" == drawing.name
+
+
+def test_two_runs_have_figures_of_their_own(tuned: Run) -> None:
+    """Name the drawings apart."""
+    one, other = (dataclasses.replace(tuned, path=Path("/runs") / name) for name in ("one", "other"))
+    assert ["live-1", "live-2"] == [drawing.name for drawing in live_figures([one, other])]
+
+
+def test_texts_name_the_script_s_own_setting(tuned: Run) -> None:
+    """Say on the page what the baseline is, what rests on fresh blocks, how long it took, and what to paste."""
+    text = read(tuned).text
+    for part in (
+        "train.py on 2 ranks: change to 5 MiB buckets.",
+        "The script's own setting is default buckets.",
+        "times as fast as the script's own setting",
+        "of the training, in 1 launch.",
+        "bucket_cap_mb=5,",
+        "one launch, and launches differ",
+    ):
+        assert part in text
+    assert "than the default" not in text
+    assert "as the default" not in text
+    (caption,) = [drawing.caption for drawing in bucket_figures([tuned])]
+    assert "95 % intervals over steps" in caption
+    assert "Fastest in the screening" in caption
+    assert "fresh blocks of 1 launch" in caption

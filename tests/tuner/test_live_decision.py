@@ -1,0 +1,127 @@
+"""Tests of what is recommended from a live tuning, and how it is worded."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from live_builders import OWN, make_blocks, with_cap
+from training_builders import make_training_case
+
+from commbench.ddp.plan.cases import CONFIRM, TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.results.recommendation import Recommendation, headline, paragraph, snippets
+from commbench.tuner.decision import live_level_of, recommend
+
+FIVE = with_cap("5")
+FP16 = make_training_case("fp16", workload="train.py")
+ROUNDS = 12
+
+
+def decide(records: Sequence[TrainingRecord], own: TrainingCase = OWN, **info: Any) -> Recommendation:
+    """Return what is recommended from records of a live tuning."""
+    found = recommend(records, {"plan": {"live": True}, "baseline": own.key, **info})
+    assert found is not None
+    return found
+
+
+def fresh(
+    case: TrainingCase, step_ms: float, *, launch: int = 0, rounds: int = ROUNDS, spread: float = 0.01
+) -> TrainingRecord:
+    """Return fresh blocks that differ by up to ``spread``."""
+    medians_ms = [step_ms * (1 + spread * (number % 5) / 4) for number in range(rounds)]
+    return make_blocks(dataclasses.replace(case, phase=CONFIRM), medians_ms, launch=launch)
+
+
+def test_a_change_is_worded_in_blocks() -> None:
+    """Name blocks, launch, the script's own setting, the level of all looks, and that one launch is not all."""
+    found = decide([fresh(OWN, 100), fresh(FIVE, 76.5)])
+    text = paragraph(found)
+    assert "train.py on 2 ranks: change to 5 MiB buckets." == headline(found)
+    assert "In 12 fresh blocks of 1 launch 5 MiB buckets ran 1.307 times as fast as the script's own setting" in text
+    assert f"{100 * live_level_of(1):.4g} % interval" in text
+    assert "the same command with the same --out adds one" in text
+    assert "default" not in text
+    assert (1, ROUNDS, True) == (found.launches, found.blocks, found.is_live)
+    assert found == Recommendation.from_json(found.to_json())
+
+
+@pytest.mark.parametrize(
+    ("five", "verdict", "action"),
+    [
+        (fresh(FIVE, 100), "keep", "keep the script's own setting."),
+        (fresh(FIVE, 95, spread=0.1), "inconclusive", "keep the script's own setting for now."),
+        (fresh(FIVE, 76.5), "change", "change to 5 MiB buckets."),
+    ],
+)
+def test_verdicts_name_the_script_s_own_setting(five: TrainingRecord, verdict: str, action: str) -> None:
+    """Keep what the script has, whatever DDP's default is."""
+    found = decide([fresh(OWN, 100), five])
+    assert (verdict, f"train.py on 2 ranks: {action}") == (found.verdict, headline(found))
+    assert ("keep the script as it is" in found.snippet) == (verdict != "change")
+
+
+def test_a_few_blocks_are_said_to_be_few() -> None:
+    """State that the interval of a few blocks assumes a distribution."""
+    found = decide([fresh(OWN, 100, rounds=4), fresh(FIVE, 50, rounds=4)])
+    assert "only 4 fresh blocks, so the interval assumes log-normal times" in found.warnings
+
+
+def test_one_block_shows_nothing() -> None:
+    """Give no interval, and no launch for a reason."""
+    found = decide([fresh(OWN, 100, rounds=1), fresh(FIVE, 50, rounds=1)])
+    assert ("inconclusive", None) == (found.verdict, found.speedup_ci)
+    assert "was measured again in 1 block only" in found.reason
+
+
+def test_the_screening_alone_decides_nothing() -> None:
+    """Name the fastest of the screening and what is missing."""
+    found = decide([make_blocks(OWN, [100.0] * 8), make_blocks(FIVE, [70.0] * 8)])
+    assert "inconclusive" == found.verdict
+    assert "5 MiB buckets was the fastest alternative of the screening but was not measured again in fresh blocks." == (
+        found.reason
+    )
+
+
+def test_several_launches_are_judged_over_launches() -> None:
+    """Pair launches, at the level of one look, and say that there are few."""
+    records = [fresh(case, ms, launch=n) for n in range(3) for case, ms in ((OWN, 100.0 + n), (FIVE, 80.0 + n))]
+    found = decide(records)
+    assert (3, 0, 0.95, "change") == (found.launches, found.blocks, found.level, found.verdict)
+    assert found.reason.startswith("In the fresh blocks of 3 launches 5 MiB buckets ran 1.247 times")
+    assert "only 3 launches, so the interval assumes log-normal launches" in found.warnings
+    assert "" == found.surer
+
+
+def test_alternatives_of_different_launches_are_each_compared_in_their_own() -> None:
+    """Judge by blocks what one launch has, beside what several have."""
+    ten = with_cap("10")
+    records = [*(fresh(case, ms) for case, ms in ((OWN, 100), (FIVE, 80)))]
+    records += [fresh(case, ms, launch=1) for case, ms in ((OWN, 100), (ten, 90))]
+    found = decide(records)
+    assert {"5": 1.25, "10": 1 / 0.9} == {
+        choice.bucket_cap_mb: pytest.approx(choice.speedup) for choice in found.alternatives
+    }
+    assert (live_level_of(2), "5") == (found.level, found.best.bucket_cap_mb)
+
+
+def test_what_leaves_learning_as_it_is_comes_first() -> None:
+    """Recommend a hook that was allowed behind the best bucket size, each with its own lines."""
+    found = decide([fresh(OWN, 100), fresh(FIVE, 80), fresh(FP16, 60)], framework="lightning")
+    assert headline(found).endswith(
+        "change to 5 MiB buckets, which leaves learning as it is, or change to fp16 with default buckets, which alters "
+        "learning."
+    )
+    (_, safe), (_, best) = snippets(found)
+    assert "DDPStrategy(bucket_cap_mb=5)" in safe
+    assert "FP16().register(self.trainer.strategy.model)" in best
+    assert found.safe is not None
+    assert (1.25, "change") == (pytest.approx(found.safe.speedup), found.safe.verdict)
+    assert "all settings trained the same model in turn" in paragraph(found)
+
+
+def test_a_baseline_that_was_not_trained_is_said_so() -> None:
+    """Recommend nothing where the script's own setting has no time."""
+    found = decide([fresh(FIVE, 80)])
+    assert not found.has_baseline
+    assert found.reason.startswith("The script's own setting did not train")
