@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from commbench.stats import MARGIN
-from commbench.tuner.validation import WIDEST, Held, Outcome
+from commbench.tuner.validation import WIDEST, HeldOutPair, Outcome
 
 #: What the model must come to, as shares.
 STEP_AIM, SIZE_AIM, GROWTH_AIM, COST_AIM = 0.10, 0.10, 0.20, 0.25
@@ -100,7 +100,7 @@ class Findings:
     judged: list[Judged] = field(default_factory=list)
     points: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, part: str, where: str, quantity: str, used: str, held: Iterable[Held]) -> None:
+    def add(self, part: str, where: str, quantity: str, used: str, held: Iterable[HeldOutPair]) -> None:
         """Keep predictions."""
         self.checks += [
             Check(

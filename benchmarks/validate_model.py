@@ -1,4 +1,4 @@
-"""Do predictions hold, and does the tuner choose well? Held against everything measured, on emulated clusters.
+"""Do predictions hold, and does the tuner choose well? HeldOutPair against everything measured, on emulated clusters.
 
 ``python benchmarks/validate_model.py`` (root, Linux) measures four parts, each in runs of its own below ``--out``:
 
@@ -51,14 +51,14 @@ from commbench.stats import Interval
 from commbench.tuner.predictions import prediction_rows
 from commbench.tuner.validation import (
     Exhaustive,
-    Held,
+    HeldOutPair,
     choice_of,
-    growing_up_to,
-    held_ranks,
-    held_sizes,
-    held_speedups,
-    held_steps,
+    compare_held_out_ranks,
+    compare_held_out_sizes,
+    compare_speedups,
+    compare_steps,
     median_error,
+    network_up_to,
     rank_correlation,
 )
 from commbench.units import parse_link_rate
@@ -295,7 +295,7 @@ def judge_scenario(found: Findings, scenario: Scenario, runs: Runs) -> None:
     predicted = {_setting(row, sweep.baseline.case): row for row in rows}
     steps_ms = {case: row.predicted_step_ms for case, row in predicted.items() if row.predicted_step_ms is not None}
     fitted = {case for case, row in predicted.items() if row.is_fitted}
-    steps, speedups = held_steps(sweep, steps_ms), held_speedups(sweep, steps_ms)
+    steps, speedups = compare_steps(sweep, steps_ms), compare_speedups(sweep, steps_ms)
     for quantity, held in (("step_ms", steps), ("speedup", speedups)):
         found.add("scenarios", scenario.name, quantity, "calibrated", [held[case] for case in held if case in fitted])
         found.add("scenarios", scenario.name, quantity, "held_out", [held[case] for case in held if case not in fitted])
@@ -352,26 +352,26 @@ def _short(case: TrainingCase) -> str:
     return f"{case.hook_name} {case.bucket_cap_mb}"
 
 
-def _interleaved(sweep: Exhaustive, swept: Run, tuned: Run) -> list[Held]:
+def _interleaved(sweep: Exhaustive, swept: Run, tuned: Run) -> list[HeldOutPair]:
     """Other bucket sizes, predicted from default buckets in the same launches and the network as tuning timed it."""
     case = sweep.baseline.case
     fitted = [r for r in swept.training_records if r.case.bucket_cap_mb == DEFAULT_CAP]
     network = NetworkModel.fit(tuned.records).at(case.backend, case.world_size)
     model = StepModel.calibrate(WorkloadFacts.from_json(swept.info["facts"]), network, fitted)
     others = [one for one in sweep.settings if one.bucket_cap_mb != DEFAULT_CAP and one.hook_name in model.hooks]
-    return list(held_steps(sweep, {one: model.predict(one).step_ms for one in others}).values())
+    return list(compare_steps(sweep, {one: model.predict(one).step_ms for one in others}).values())
 
 
 def judge_collectives(found: Findings, runs: Runs, rate: str) -> None:
     """Hold times at the sizes between against those predicted from the sizes that double."""
-    for key, held in held_sizes(runs.load(f"sizes_{rate}").records).items():
+    for key, held in compare_held_out_sizes(runs.load(f"sizes_{rate}").records).items():
         found.add("collectives", f"{key}, {rate}", "time_us", "held_out", held)
 
 
 def judge_growth(found: Findings, runs: Runs) -> None:
     """Hold times on many hosts against those predicted from few."""
     growth = runs.load("growth")
-    for (key, _), one in held_ranks(growth.records, growth.info, FITTED_RANKS).items():
+    for (key, _), one in compare_held_out_ranks(growth.records, growth.info, FITTED_RANKS).items():
         part = "growth" if key.operation == "all_reduce" else f"growth of {key.operation}"
         found.add(part, f"{key}, {GROWTH_RATE}", "time_us", "held_out", [one])
 
@@ -385,7 +385,7 @@ def judge_break_even(found: Findings, runs: Runs, name: str, hosts: int, rate: s
     model = StepModel.calibrate(WorkloadFacts.from_json(swept.info["facts"]), network, swept.training_records)
     if hosts != HOSTS:
         growth = runs.load("growth")
-        larger = growing_up_to(growth.records, growth.info, hosts - 1)
+        larger = network_up_to(growth.records, growth.info, hosts - 1)
         there = larger.at(case.backend, hosts, rate_bps=parse_link_rate(rate), has_shared_cores=True)
         model = model_on_network(model, there)
     predicted = break_even(model, [DEFAULT_CAP])

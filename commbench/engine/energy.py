@@ -20,21 +20,21 @@ from commbench.units import counted
 Kind = Literal["cpu", "gpu"]
 #: Processors with their memory, and GPUs, in the order in which ``energy_of`` names them.
 KINDS: tuple[Kind, ...] = ("cpu", "gpu")
-#: The shortest time, in seconds, over which a kind is known to a few per cent: RAPL's counters move about once a
-#: millisecond, NVML's about ten times a second (J.-W. Chung et al., ml.energy, "Measuring GPU Energy").
+#: Shortest time, in seconds, over which the energy of a kind is accurate to a few per cent: RAPL's counters change
+#: about once a millisecond, NVML's about ten times a second (J.-W. Chung et al., ml.energy, "Measuring GPU Energy").
 LEAST_S: Mapping[Kind, float] = {"cpu": 0.1, "gpu": 2.0}
-#: RAPL's zones that add up; ``psys`` holds the packages, and ``core`` and ``uncore`` lie within one.
+#: RAPL's zones that add up; ``psys`` contains the packages, and a package contains ``core`` and ``uncore``.
 _ZONES = ("package", "dram")
 
 
 class Counter(NamedTuple):
-    """A counter of energy that grows until it wraps around."""
+    """An energy counter that grows until it wraps around."""
 
     kind: Kind
     read_J: Callable[[], float | None]  # noqa: N815 - a unit
-    """Never raises: None where it does not answer."""
+    """Return joules; None if the counter cannot be read. Never raises."""
     range_J: float | None = None  # noqa: N815 - a unit
-    """The value at which it wraps around; None if it does not."""
+    """The value at which it wraps around; None: never."""
 
 
 Readings = Mapping[str, float | None]
@@ -43,18 +43,18 @@ Readings = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class EnergyMeter:
-    """The counters of this machine, by name: all its processors or all its GPUs or both, whoever uses them."""
+    """Energy counters of this machine by name: of all processors, of all GPUs, or of both."""
 
     counters: Mapping[str, Counter] = field(default_factory=dict)
     missing: Mapping[Kind, str] = field(default_factory=dict)
-    """Why a kind that the machine has is not counted: it cannot be read, or not of all."""
+    """Why a kind of the machine is not counted: a counter cannot be read, or some device has none."""
 
     @classmethod
     def find(cls, root: Path = ROOT) -> EnergyMeter:
-        """All that can be read of every processor or of every GPU.
+        """Return the counters of all processors and all GPUs that can be read.
 
         Args:
-            root: where /sys and /proc are found, for tests.
+            root: directory that contains /sys and /proc, for tests.
         """
         (processors, without_cpu), (gpus, without_gpu) = _processors(root), _gpus(root)
         reasons: dict[Kind, str] = {"cpu": without_cpu, "gpu": without_gpu}
@@ -62,25 +62,25 @@ class EnergyMeter:
 
     @property
     def kinds(self) -> set[Kind]:
-        """What is counted."""
+        """Return the counted kinds."""
         return {counter.kind for counter in self.counters.values()}
 
     def only(self, kinds: Collection[Kind]) -> EnergyMeter:
-        """The counters of these kinds alone."""
+        """Return the meter with the counters of these kinds."""
         return EnergyMeter({name: counter for name, counter in self.counters.items() if counter.kind in kinds})
 
     def read(self) -> Readings:
-        """All counters now."""
+        """Return the readings of all counters."""
         return {name: counter.read_J() for name, counter in self.counters.items()}
 
     def joules_since(self, before: Readings) -> float | None:
-        """Joules of all counters since they read ``before``; each may have begun anew once.
+        """Return the joules of all counters since the readings ``before``; each may have wrapped once.
 
-        None where one did not answer then or does not now, or has gone back for no reason that is known.
+        None if a counter could not be read before or now, or decreased without wrapping.
         """
         used = [self._grown(name, before.get(name), now) for name, now in self.read().items()]
-        known = [joules for joules in used if joules is not None]
-        return sum(known) if len(known) == len(used) else None
+        readable = [joules for joules in used if joules is not None]
+        return sum(readable) if len(readable) == len(used) else None
 
     def _grown(self, name: str, before: float | None, now: float | None) -> float | None:
         if before is None or now is None:
@@ -93,38 +93,38 @@ class EnergyMeter:
 
 @dataclass(frozen=True)
 class RunMeter:
-    """What is counted in a launch: the same kinds on every machine, each read by the lowest rank there."""
+    """The energy counters of a launch: the same kinds on every machine, read by the lowest rank there."""
 
     kinds: Sequence[Kind] = ()
-    """The same on every rank, in the order of `KINDS`."""
+    """In the order of `KINDS`; the same on every rank."""
     own: EnergyMeter = field(default_factory=EnergyMeter)
-    """What this rank reads: of these kinds; nothing where another rank does."""
+    """Counters that this rank reads; none if another rank of the machine does."""
     missing: Mapping[Kind, str] = field(default_factory=dict)
     """Why a kind is not counted."""
 
     @property
     def energy_of(self) -> str:
-        """What is counted, as records name it: ``cpu``, ``gpu`` or ``cpu+gpu``."""
+        """Return the counted kinds as in records: ``cpu``, ``gpu`` or ``cpu+gpu``."""
         return "+".join(self.kinds)
 
     @property
     def least_s(self) -> float:
-        """The shortest time, in seconds, of which the energy is known well enough."""
+        """Return the shortest time, in seconds, over which the energy is accurate."""
         return max((LEAST_S[kind] for kind in self.kinds), default=0.0)
 
     def covers(self, backend: str) -> bool:
-        """Whether what a backend's buffers lie in is counted: the energy of idle GPUs alone is none of a host's."""
+        """Return whether the device of a backend's buffers is counted; idle GPUs say nothing of a host's energy."""
         return ("gpu" if backend in GPU_BACKENDS else "cpu") in self.kinds
 
     def facts(self) -> JsonObject:
-        """What run.json states: ``counted`` kinds, and for those that are ``missing`` why."""
+        """Return the entry of run.json: ``counted`` kinds, and why others are ``missing``."""
         return {"counted": list(self.kinds), "missing": dict(self.missing)}
 
 
 def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.find) -> RunMeter:
-    """What this rank reads of the run's energy; all ranks together.
+    """Return the counters that this rank reads; collective.
 
-    A kind is counted where every machine that has it can tell it whole. Hosts that are emulated on one machine are one
+    A kind is counted if every machine that has it can count all its devices. Emulated hosts on one machine count as one
     machine.
     """
     machine = clock_domain().partition("/")[0]
@@ -137,15 +137,15 @@ def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.fi
 
 
 def _reason(lacking: Sequence[tuple[str, str]]) -> str:
-    """Why the first of the hosts does not tell a kind, and how many others do not."""
+    """Return why the first host does not count a kind, and the number of other hosts."""
     host, why = lacking[0]
     others = f" and {counted(len(lacking) - 1, 'other host')}" if len(lacking) > 1 else ""
     return f"{why} ({host}{others})"
 
 
 def _processors(root: Path) -> tuple[dict[str, Counter], str]:
-    """RAPL's packages and their memory (Linux, power/powercap); nothing where one cannot be read, and why."""
-    found = {}
+    """Return RAPL's packages and their memory (Linux, power/powercap); if one cannot be read, none and the reason."""
+    counters = {}
     for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
         try:
             if not (zone / "name").read_text().strip().startswith(_ZONES):
@@ -153,11 +153,11 @@ def _processors(root: Path) -> tuple[dict[str, Counter], str]:
             file, most = zone / "energy_uj", int((zone / "max_energy_range_uj").read_text())
             int(file.read_text())
         except PermissionError:
-            return {}, "RAPL's counters may be read by the superuser alone"
+            return {}, "only the superuser may read RAPL's counters"
         except (OSError, ValueError):
             return {}, f"RAPL's counter {zone.name} cannot be read"
-        found[zone.name] = Counter("cpu", partial(_rapl_J, file), most / 1e6)
-    return found, "" if found else "Linux shows no counters of RAPL"
+        counters[zone.name] = Counter("cpu", partial(_rapl_J, file), most / 1e6)
+    return counters, "" if counters else "Linux shows no counters of RAPL"
 
 
 def _rapl_J(file: Path) -> float | None:  # noqa: N802 - a unit
@@ -168,23 +168,23 @@ def _rapl_J(file: Path) -> float | None:  # noqa: N802 - a unit
 
 
 def _gpus(root: Path) -> tuple[dict[str, Counter], str]:
-    """NVML's counters of all GPUs (Volta and later); nothing where one cannot be read, and why.
+    """Return NVML's counters of all GPUs (Volta and later); if one cannot be read, none and the reason.
 
-    A machine without GPUs lacks nothing. In a container all GPUs are those that it was given.
+    A machine without GPUs lacks nothing. In a container only its own GPUs count.
     """
     nvml = Nvml.start()
     handles = nvml.devices() if nvml else []
     if nvml is None or not handles:
-        why = "NVML lists none of the GPUs" if nvml else "NVML does not start: it takes nvidia-ml-py and the driver"
-        return {}, why if gpu_addresses(root) else ""
-    found = {f"gpu{n}": Counter("gpu", partial(_nvml_J, nvml, handle)) for n, handle in enumerate(handles)}
-    silent = [name.removeprefix("gpu") for name, counter in found.items() if counter.read_J() is None]
+        reason = "NVML lists none of the GPUs" if nvml else "NVML does not start: it takes nvidia-ml-py and the driver"
+        return {}, reason if gpu_addresses(root) else ""
+    counters = {f"gpu{n}": Counter("gpu", partial(_nvml_J, nvml, handle)) for n, handle in enumerate(handles)}
+    silent = [name.removeprefix("gpu") for name, counter in counters.items() if counter.read_J() is None]
     if silent:
-        return {}, f"NVML tells no energy of GPU {', '.join(silent)} of {len(handles)}"
-    return found, ""
+        return {}, f"NVML counts no energy of GPU {', '.join(silent)} of {len(handles)}"
+    return counters, ""
 
 
 def _nvml_J(nvml: Nvml, handle: Any) -> float | None:  # noqa: ANN401, N802 - a handle; a unit
-    """Joules since the driver was loaded, which NVML counts in thousandths."""
+    """Return joules since the driver was loaded; NVML counts millijoules."""
     millijoules = None if handle is None else nvml.ask("nvmlDeviceGetTotalEnergyConsumption", handle)
     return None if millijoules is None else millijoules / 1e3

@@ -306,7 +306,7 @@ class MatrixSampler:
             assert agreed is not None  # noqa: S101 - rank 0 always has a view
             step = agreed
             if step.widen:
-                self.timer.sync.answer_late()
+                self.timer.sync.handle_late_starts()
             elif step.refresh:
                 clock.refresh()  # also after the last chunk: the next turn may be a single one
         return times

@@ -147,7 +147,7 @@ class Session:
 
     def refresh_clock(self) -> None:
         """Compare the hosts' clocks again where that was long ago, all ranks together."""
-        if not self.clock.exact and self.control.broadcast_int(self.clock.is_stale()):
+        if not self.clock.is_shared and self.control.broadcast_int(self.clock.is_stale()):
             self.clock.refresh()
 
     def overhead_us(self, case: Case, communicator: Communicator, batch: int) -> float:
@@ -344,13 +344,13 @@ def _prepare_case(case: Case, communicator: Communicator, session: Session) -> P
 
 def _verify_case(prepared: Prepared, timer: Timer, session: Session) -> tuple[Prepared, Checked]:
     """Return the case as it will be timed, and its verification; graphs are captured after plain calls were right."""
-    checked = prepared.verify(session.control, shared_clock=session.clock.exact, timer=timer)
+    checked = prepared.verify(session.control, shared_clock=session.clock.is_shared, timer=timer)
     if checked.refusal or checked.wrong or not prepared.case.graph:
         return prepared, checked
     captured = agree_on(session.control, prepared.capture)
     if isinstance(captured, Reason):
         return prepared, Checked(refusal=captured)
-    return captured, captured.verify(session.control, shared_clock=session.clock.exact, timer=timer)
+    return captured, captured.verify(session.control, shared_clock=session.clock.is_shared, timer=timer)
 
 
 def _suit_clock(
@@ -358,7 +358,7 @@ def _suit_clock(
 ) -> Timer:
     """The timed loop for an operation of this length: how ranks start together may depend on it."""
     case = prepared.case
-    if case.sync != "auto" or session.clock.exact or communicator.own_threads:
+    if case.sync != "auto" or session.clock.is_shared or communicator.own_threads:
         return timer
     if fixed and fixed.sync:
         return session.timer(replace(case, sync=fixed.sync), communicator)

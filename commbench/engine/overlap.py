@@ -73,7 +73,7 @@ def _median_ns(
         median_ns = control.broadcast_int(round(1e3 * float(np.median(times_us))) if times_us else _ALL_LATE)
         if median_ns != _ALL_LATE:
             return median_ns
-        timer.sync.answer_late()
+        timer.sync.handle_late_starts()
     return None
 
 

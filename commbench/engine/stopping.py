@@ -86,7 +86,7 @@ class Sampler:
         step = self._agree(Step(repetitions=self._first_chunk(batch)))
         while step.repetitions:
             if step.widen:
-                self.timer.sync.answer_late()
+                self.timer.sync.handle_late_starts()
             elif step.refresh:
                 self.timer.sync.plan.clock.refresh()
             gathered = self.control.gather(self.timer.run(self.calls, step.repetitions, batch))

@@ -25,20 +25,19 @@ from commbench.results.summary import latest
 from commbench.tuner.decision import comparable
 from commbench.tuner.rounds import Standing, network_spread
 
-#: Buckets whose messages are timed, in bytes of gradients: the whole model, at most the larger, and down by the factor.
+#: Bytes of gradients in the buckets whose messages are timed: from the model's size, at most the larger limit, down to
+#: the smaller one, by the factor.
 SMALLEST_BUCKET, LARGEST_BUCKET, FACTOR = 4096, 64 * MIB, 4
 
 
 def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backend: str) -> list[Case]:
-    """The collectives that hooks issue for buckets of all sizes up to the whole model, and those of no hook.
+    """Return the collectives that hooks issue for buckets of all sizes, including those without a hook.
 
-    A bucket is taken to be one square matrix: what hooks that look at tensors send of others lies between these sizes,
-    or little beyond them. Of a model too small for as many sizes as a curve takes, larger ones are timed, too.
-
-    ``backend`` is that of training.
+    A bucket is modelled as one square matrix; the messages of hooks that depend on tensor shapes lie near these sizes.
+    For a model too small for a curve, larger buckets are added. ``backend`` is that of training.
 
     Raises:
-        InputError: a parameter is of a type that is not timed.
+        InputError: a parameter's data type cannot be timed.
     """
     wanted: dict[tuple[str, str], set[int]] = {}
     plain = TrainingCase(workload="", world_size=ranks, batch_per_rank=1, backend=backend)
@@ -50,9 +49,9 @@ def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backen
                 share = find_dtype(message.dtype).itemsize * ranks
                 size = share * math.ceil(message.message_bytes / share)
                 wanted.setdefault((message.operation, message.dtype), set()).add(size)
-    for found in wanted.values():
-        while len(found) < LEAST_SIZES:
-            found.add(FACTOR * max(found))
+    for sizes in wanted.values():
+        while len(sizes) < LEAST_SIZES:
+            sizes.add(FACTOR * max(sizes))
     sweeps = [
         Sweep(operations=(operation,), sizes=sorted(sizes), backends=(plain.carrier,), dtypes=(dtype,))
         for (operation, dtype), sizes in wanted.items()
@@ -61,7 +60,7 @@ def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backen
 
 
 def _buckets(facts: WorkloadFacts) -> Iterator[tuple[str, int]]:
-    """The type and the elements of buckets, which hold parameters of one type each; of each type the largest first."""
+    """Yield the data type and the elements of buckets; each holds one data type, the largest first."""
     for dtype in dict.fromkeys(p.dtype for p in facts.parameters):
         itemsize = find_dtype(dtype).itemsize
         largest = min(sum(itemsize * p.numel for p in facts.parameters if p.dtype == dtype), LARGEST_BUCKET)
@@ -72,10 +71,10 @@ def _buckets(facts: WorkloadFacts) -> Iterator[tuple[str, int]]:
 def fit_steps(
     facts: WorkloadFacts, baseline: TrainingCase, collectives: Iterable[Record], trainings: Iterable[TrainingRecord]
 ) -> StepModel | None:
-    """The model of a step from all that is given of the network and of training; None where the default did not train.
+    """Return the model of a step from all measurements of network and training; None if the default was not trained.
 
     Raises:
-        InputError: too little of the network is known.
+        InputError: the network lacks a collective.
     """
     network = NetworkModel.fit(collectives).at(baseline.carrier, baseline.world_size)
     try:
@@ -85,21 +84,21 @@ def fit_steps(
 
 
 def predict_all(model: StepModel, cases: Iterable[TrainingCase]) -> dict[TrainingCase, StepPrediction]:
-    """Predict the cases whose hook the model knows."""
+    """Predict the cases whose hook is in the model."""
     return {case: model.predict(case) for case in cases if case.hook_name in model.hooks}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chooser:
-    """What there is to choose from."""
+    """Predicts the candidates and ranks them."""
 
     facts: WorkloadFacts
     candidates: Sequence[TrainingCase]
     """Every setting that may be recommended, and the default."""
     info: RunInfo
-    """What run.json states, as far as `comparable` reads it."""
-    lists: bool = False
-    """Whether lists of bucket sizes may be recommended, too."""
+    """Entries of run.json that `comparable` needs."""
+    allows_lists: bool = False
+    """Whether lists of bucket sizes may be recommended."""
 
     @property
     def baseline(self) -> TrainingCase:
@@ -109,9 +108,9 @@ class Chooser:
     def predict(
         self, collectives: Iterable[Record], trainings: Sequence[TrainingRecord]
     ) -> dict[TrainingCase, StepPrediction]:
-        """The step of every setting whose hook calibrated well, of all that were measured, and of lists of sizes.
+        """Predict the step of every calibrated candidate, of all measured settings, and of lists of bucket sizes.
 
-        Empty where the default did not train or too little of the network is known: the conclusion says so.
+        Empty if the default was not trained or the network lacks a collective; the recommendation says so.
         """
         try:
             model = fit_steps(self.facts, self.baseline, collectives, trainings)
@@ -119,10 +118,12 @@ class Chooser:
             model = None
         if model is None:
             return {}
-        fit = self._fit_hooks(trainings)
+        calibrated_hooks = self._fit_hooks(trainings)
         measured = [r.case for r in trainings if r.case.phase == SWEEP and r.case.uses_ddp]
-        known = [case for case in dict.fromkeys([*self.candidates, *measured]) if case.hook_name in fit]
-        predicted = predict_all(model, known)
+        predictable = [
+            case for case in dict.fromkeys([*self.candidates, *measured]) if case.hook_name in calibrated_hooks
+        ]
+        predicted = predict_all(model, predictable)
         return predicted | predict_all(model, self._lists(model, predicted))
 
     def standing(
@@ -131,24 +132,24 @@ class Chooser:
         collectives: Iterable[Record],
         trainings: Sequence[TrainingRecord],
     ) -> Standing:
-        """How the settings that may be recommended stand, by prediction and by what was measured of the sweep."""
+        """Return the estimates of all settings that may be recommended, from predictions and the sweep."""
         if self.baseline not in predicted:
             return Standing(estimates=(), model_error=0.0, launch_spread=0.0)
-        fit = {one.case for one in comparable(trainings, self.info)[1]}
-        unfit = {record.case for record in trainings if record.case.phase == SWEEP} - fit
+        allowed = {member.case for member in comparable(trainings, self.info)[1]}
+        unfit = {record.case for record in trainings if record.case.phase == SWEEP} - allowed
         network = network_spread(collectives)
         return Standing.of(predicted, trainings, self.baseline, network=network).without(unfit)
 
     def _fit_hooks(self, trainings: Sequence[TrainingRecord]) -> set[str]:
-        """Hooks whose setting with default buckets may be recommended for all that the calibration shows."""
+        """Return the hooks whose calibrated setting may be recommended."""
         baseline, others = comparable(trainings, self.info, CALIBRATE)
-        return {one.case.hook_name for one in [*([baseline] if baseline else []), *others]}
+        return {member.case.hook_name for member in [*([baseline] if baseline else []), *others]}
 
     def _lists(self, model: StepModel, predicted: Mapping[TrainingCase, StepPrediction]) -> list[TrainingCase]:
-        """The list of bucket sizes that the model likes best: without compression, and with the fastest hook."""
-        if not self.lists or not predicted:
+        """Return the bucket lists with the shortest predicted step: without compression, and of the fastest hook."""
+        if not self.allows_lists or not predicted:
             return []
         fastest = min(predicted, key=lambda case: predicted[case].step_ms)
         cases = dict.fromkeys([self.baseline, dataclasses.replace(fastest, bucket_cap_mb=DEFAULT_CAP)])
-        found = [(case, best_list(model, case)) for case in cases]
-        return [dataclasses.replace(case, bucket_cap_mb=caps) for case, caps in found if caps]
+        lists = [(case, best_list(model, case)) for case in cases]
+        return [dataclasses.replace(case, bucket_cap_mb=caps) for case, caps in lists if caps]

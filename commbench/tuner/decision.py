@@ -1,4 +1,4 @@
-"""Decides: which configurations to confirm, whether to change DDP's settings, and with what evidence."""
+"""The decision: which configurations to confirm, whether to change DDP's settings, and with what evidence."""
 
 from __future__ import annotations
 
@@ -44,31 +44,31 @@ from commbench.results.trained import (
     trained,
 )
 from commbench.stats import MARGIN
-from commbench.tuner.effort import exhaustive_steps, measured_steps, steps_of, surer
+from commbench.tuner.effort import exhaustive_steps, launch_advice, measured_steps, steps_of
 from commbench.tuner.learning import accuracy_warning
 from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
 from commbench.units import counted
 
 __all__ = ["Recommendation", "candidates", "comparable", "paragraph", "recommend"]
 
-#: Never recommended: they only measure, and `LOCAL` exchanges no gradients.
+#: Never recommended: instruments only measure, and `LOCAL` exchanges no gradients.
 INSTRUMENTS = frozenset({LOCAL, *(name for name, spec in HOOKS.items() if spec.is_instrument)})
-#: Levels of the interval of one alternative: of the fresh launches that were planned, and where some were added after a
-#: first look at these had decided nothing. Each look may err: where the gain is just the margin, "change" is said of
-#: 2.5 % at most at the first and 1.25 % at the second. How often both do together: `benchmarks/looks.py`.
+#: Levels of one alternative's interval at the two looks of a group-sequential test. Each look may err: with a true gain
+#: equal to the margin, "change" is concluded in at most 2.5 % of first looks and 1.25 % of second looks. The joint
+#: error rate: `benchmarks/looks.py`.
 FIRST_LOOK, SECOND_LOOK = 0.95, 0.975
 
 
 def level_of(alternatives: int, *, is_second: bool) -> float:
-    """The level at which each of so many alternatives is judged, so that all of them err as seldom as one (Bonferroni).
+    """Return the level of each alternative's interval, with Bonferroni's correction for the number of alternatives.
 
-    Whichever turns out the fastest, its interval then holds its speedup as often as that of a single one.
+    Whichever alternative is fastest, its interval then covers its speedup as often as a single alternative's would.
     """
     return 1 - (1 - (SECOND_LOOK if is_second else FIRST_LOOK)) / max(1, alternatives)
 
 
-#: Rounds of fresh blocks after which a live tuning looks whether they decide. Where it ends between two looks, the look
-#: at its end replaces the next one.
+#: Rounds of fresh blocks after which a live tuning tests for a decision. If it ends earlier, a test at its end replaces
+#: the next one.
 LIVE_LOOKS = (8, 16, 32, 64, 128, 256)
 
 
@@ -78,7 +78,7 @@ def live_level_of(alternatives: int) -> float:
 
 
 def judge(speedup: Speedup | None) -> Verdict:
-    """What the speedup of one alternative in fresh launches calls for."""
+    """Return the verdict on one alternative's speedup in fresh launches."""
     if speedup is None or speedup.interval is None:
         return "inconclusive"
     if speedup.interval.low > 1 + MARGIN:
@@ -92,59 +92,59 @@ def judge(speedup: Speedup | None) -> Verdict:
 def candidates(
     records: Iterable[TrainingRecord], info: RunInfo, *, max_loss_increase: float | None = None
 ) -> list[TrainingCase]:
-    """What to measure again in fresh launches: the baseline, the fastest of all, and two that are milder.
+    """Return the configurations to confirm in fresh launches: the baseline, the fastest, and up to two milder ones.
 
-    These two are the fastest that leaves learning as it is and the fastest without compression, where they are faster
-    than the baseline.
+    The milder ones are the fastest that leaves learning unchanged and the fastest without compression, if they are
+    faster than the baseline. All are chosen from the sweep: from the group with the most ranks, and there the first
+    batch of ``info["batches"]``, else the smallest. The fastest is always an alternative, even if it is slower than the
+    baseline, because only a comparison can show that the default is as good.
 
-    They are chosen from the sweep, in the group with the most ranks and there the first batch: the first of
-    ``info["batches"]``, else the smallest. The fastest of all is the fastest beside the baseline, for it takes an
-    alternative to show that the default is as good. Left out are configurations that did not end well, whose ranks
-    disagree, whose steps were all skipped, whose loss is not finite where the baseline's is, or that lose more accuracy
-    than ``info["max_accuracy_loss"]`` allows (`commbench.tuner.learning`).
+    Left out are configurations that failed, whose ranks disagree, whose steps were all skipped, or whose loss is not
+    finite while the baseline's is. So are configurations that lose more accuracy than ``info["max_accuracy_loss"]``
+    allows (`commbench.tuner.learning`).
 
     Args:
         records: of the run.
-        info: as ``run.json`` holds it.
-        max_loss_increase: share of the baseline's loss by which a loss after equal steps may be higher, such as 0.05;
-            None: ``info["max_loss_increase"]``, or else losses are not judged.
+        info: contents of ``run.json``.
+        max_loss_increase: largest relative increase of the loss after equal steps, such as 0.05; None:
+            ``info["max_loss_increase"]``, or else losses are not judged.
 
     Returns:
-        Each once, with the phase ``confirm``, the baseline first; nothing if the baseline did not end well.
+        Each once, with the phase ``confirm``, the baseline first; empty if the baseline failed.
     """
     group = _Compared.of(records, SWEEP, info, max_loss_increase)
     if group is None or group.baseline is None:
         return []
     ranked = sorted(group.alternatives, key=group.ratio, reverse=True)
-    faster = [one for one in ranked if group.ratio(one) > 1]
-    safe = [one for one in faster if not alters_learning(one.case, group.case)]
-    plain = [one for one in faster if one.case.is_plain]
+    faster = [candidate for candidate in ranked if group.ratio(candidate) > 1]
+    safe = [candidate for candidate in faster if not alters_learning(candidate.case, group.case)]
+    plain = [candidate for candidate in faster if candidate.case.is_plain]
     chosen = [group.baseline, *safe[:1], *plain[:1], *ranked[:1]]
-    return list(dict.fromkeys(dataclasses.replace(one.case, phase=CONFIRM) for one in chosen))
+    return list(dict.fromkeys(dataclasses.replace(candidate.case, phase=CONFIRM) for candidate in chosen))
 
 
 def comparable(
     records: Iterable[TrainingRecord], info: RunInfo, phase: str = SWEEP
 ) -> tuple[Trained | None, Sequence[Trained]]:
-    """The baseline of a phase, None where it did not end well, and the alternatives that may be recommended."""
+    """Return the baseline of a phase, None if it failed, and the alternatives that may be recommended."""
     group = _Compared.of(records, phase, info, None)
     return (group.baseline, group.alternatives) if group else (None, ())
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Compared:
-    """The configurations of one group in one phase that may be recommended."""
+    """The configurations of one group in one phase, with the reasons why some may not be recommended."""
 
     case: TrainingCase
-    """The baseline, whether it was trained or not."""
+    """The baseline, even if it was not trained."""
     baseline: Trained | None
-    """None where it did not end well."""
+    """None if it failed."""
     alternatives: Sequence[Trained]
     losses: Mapping[tuple[str, int], EqualLosses]
     unfit: Mapping[TrainingCase, str]
-    """Why others may not be recommended."""
+    """Why the other configurations may not be recommended."""
     too_costly: Mapping[TrainingCase, str] = field(default_factory=dict)
-    """Those of ``unfit`` that may lose more accuracy than is allowed."""
+    """The part of ``unfit`` that may lose more accuracy than allowed."""
 
     @classmethod
     def of(
@@ -154,43 +154,48 @@ class _Compared:
         info: RunInfo,
         max_loss_increase: float | None,
     ) -> _Compared | None:
-        known = trained(records, phase)
-        groups = groups_of(known)
+        trained_by_key = trained(records, phase)
+        groups = groups_of(trained_by_key)
         if not groups:
             return None
         members = groups[_first_group(groups, info)]
-        case = baseline_case([one.case for one in members], info)
-        base = known.get(case.key)
+        case = baseline_case([candidate.case for candidate in members], info)
+        base = trained_by_key.get(case.key)
         if base is None or not base.is_ok:
-            why = {case: base.outcome.reason if base else "it was not trained"}
-            return cls(case=case, baseline=None, alternatives=(), losses={}, unfit=why)
+            reasons = {case: base.outcome.reason if base else "it was not trained"}
+            return cls(case=case, baseline=None, alternatives=(), losses={}, unfit=reasons)
         most = info.get("max_loss_increase") if max_loss_increase is None else max_loss_increase
-        others = [one for one in members if one is not base and one.case.hook not in INSTRUMENTS]
-        losses = equal_losses([one for one in [base, *others] if one.is_ok])
-        unfit = {one.case: _unfit(one, base, losses, most) for one in others}
+        others = [
+            candidate for candidate in members if candidate is not base and candidate.case.hook not in INSTRUMENTS
+        ]
+        losses = equal_losses([candidate for candidate in [base, *others] if candidate.is_ok])
+        unfit = {candidate.case: _unfit(candidate, base, losses, most) for candidate in others}
         allowed, costly = info.get("max_accuracy_loss"), {}
         if allowed is not None:
-            fit = [one for one in others if not unfit[one.case]]
+            fit = [candidate for candidate in others if not unfit[candidate.case]]
             decides = phase == CONFIRM
-            costly = {one.case: accuracy_warning(one, base, losses, allowed, decides=decides) for one in fit}
+            costly = {
+                candidate.case: accuracy_warning(candidate, base, losses, allowed, is_decision=decides)
+                for candidate in fit
+            }
         unfit |= costly
         return cls(
             case=case,
             baseline=base,
-            alternatives=[one for one in others if not unfit[one.case]],
+            alternatives=[candidate for candidate in others if not unfit[candidate.case]],
             losses=losses,
-            unfit={case: why for case, why in unfit.items() if why},
-            too_costly={case: why for case, why in costly.items() if why},
+            unfit={case: reasons for case, reasons in unfit.items() if reasons},
+            too_costly={case: reasons for case, reasons in costly.items() if reasons},
         )
 
-    def ratio(self, one: Trained) -> float:
-        """The speedup over the baseline."""
-        speedup = speedup_of(one, self.baseline) if self.baseline else None
+    def ratio(self, candidate: Trained) -> float:
+        """Return the speedup over the baseline."""
+        speedup = speedup_of(candidate, self.baseline) if self.baseline else None
         return speedup.ratio if speedup else math.nan
 
 
 def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
-    """The group with the most ranks and there the first batch of ``info["batches"]``, else the smallest."""
+    """Return the group with the most ranks and there the first batch of ``info["batches"]``, else the smallest."""
     first = next(iter(info.get("batches") or ()), None)
 
     def order(group: Group) -> tuple[Any, ...]:
@@ -201,15 +206,15 @@ def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
 
 
 def _unfit(
-    one: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses], max_loss_increase: float | None
+    candidate: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses], max_loss_increase: float | None
 ) -> str:
-    """Why a configuration may not be recommended; empty if it may."""
-    if not one.is_ok:
-        return one.outcome.reason or "it was not timed"
-    if not paired_sample_ms(one, base)[0]:
+    """Return why a configuration may not be recommended; empty if it may."""
+    if not candidate.is_ok:
+        return candidate.outcome.reason or "it was not timed"
+    if not paired_sample_ms(candidate, base)[0]:
         return "no launch has both it and the default"
-    timed = list(one.timed.values())
-    pairs = paired_losses(one, base, losses)
+    timed = list(candidate.timed.values())
+    pairs = paired_losses(candidate, base, losses)
     diverged = any(math.isfinite(theirs.steps) and not math.isfinite(own.steps) for own, theirs in pairs)
     increases = [(own.steps - theirs.steps) / abs(theirs.steps) for own, theirs in pairs if theirs.steps]
     increase = median(increases) if increases else 0.0
@@ -230,19 +235,18 @@ def _unfit(
 def recommend(
     records: Iterable[TrainingRecord], info: RunInfo, *, max_loss_increase: float | None = None
 ) -> Recommendation | None:
-    """Decide from the fresh launches whether to change DDP's settings; None where nothing was trained with DDP.
+    """Decide from the fresh launches whether to change DDP's settings; None if nothing was trained with DDP.
 
-    An alternative calls for a change if the interval of its speedup, paired by launch, lies wholly above the margin of
-    2 %; the default is kept if that of no alternative in fresh launches reaches above it. The intervals are of the
-    level that `level_of` gives for so many alternatives. Without fresh launches nothing is decided, for the best of
-    many equals looks faster by luck: it is said what was the fastest, of a tuning that came no further of its
-    calibration.
+    The verdict is ``change`` if the interval of an alternative's speedup, paired by launch, lies wholly above the
+    margin of 2 %. It is ``keep`` if no alternative's interval reaches above the margin. The intervals have the level of
+    `level_of`. Without fresh launches the verdict is inconclusive, because the best of many equal settings looks faster
+    by chance; the reason then names the fastest of the sweep or calibration.
 
     Args:
         records: of the run, all phases.
-        info: as ``run.json`` holds it; read are the entries that `candidates` and `exhaustive_steps` read,
-            ``launches``, ``oversubscribed``, ``emulated``, ``ranks_per_gpu``, and ``first_look``: after so many fresh
-            launches it was looked whether they decide, so that more of them are a second look.
+        info: contents of ``run.json``. Used are the entries that `candidates` and `exhaustive_steps` use, ``launches``,
+            ``oversubscribed``, ``emulated``, ``ranks_per_gpu``, and ``first_look``, the number of fresh launches at the
+            first look; more launches make a second look.
         max_loss_increase: as for `candidates`.
     """
     records = list(records)
@@ -257,7 +261,7 @@ def recommend(
 
 @dataclass(frozen=True, kw_only=True)
 class _Decision:
-    """What was measured, on the way to a `Recommendation`."""
+    """The measurements behind a `Recommendation`."""
 
     group: _Compared
     fresh: bool
@@ -265,17 +269,19 @@ class _Decision:
     info: RunInfo
 
     def recommendation(self) -> Recommendation:
-        """Weigh each alternative, then word what follows."""
+        """Return the verdict with its evidence."""
         group, case = self.group, self.group.case
-        speedups = {one.case: self._speedup(one) for one in group.alternatives}
+        speedups = {candidate.case: self._speedup(candidate) for candidate in group.alternatives}
         ranked = sorted(group.alternatives, key=group.ratio, reverse=True)
-        verdict, weighed = self._weigh(ranked, speedups)
-        choices = {one.case: _choice_of(one, speedups[one.case]) for one in ranked}
+        verdict, judged = self._verdict(ranked, speedups)
+        choices = {candidate.case: _choice_of(candidate, speedups[candidate.case]) for candidate in ranked}
         baseline = self._baseline_choice()
-        best = weighed if weighed is not None and group.ratio(weighed) > 1 else None
-        plain = next((one for one in ranked if one.case.is_plain and group.ratio(one) > 1), None)
+        best = judged if judged is not None and group.ratio(judged) > 1 else None
+        plain = next(
+            (candidate for candidate in ranked if candidate.case.is_plain and group.ratio(candidate) > 1), None
+        )
         chosen = choices[best.case] if best else baseline
-        weighed_speedup = speedups[weighed.case] if weighed else None
+        weighed_speedup = speedups[judged.case] if judged else None
         launches = weighed_speedup.launches if weighed_speedup else 0
         level = weighed_speedup.interval.level if weighed_speedup and weighed_speedup.interval else FIRST_LOOK
         snippet = self._snippet(best if verdict == "change" else None)
@@ -291,7 +297,7 @@ class _Decision:
             speedup_ci=chosen.speedup_ci,
             verdict=verdict,
             level=level,
-            reason=self._reason(verdict, choices[weighed.case] if weighed else None, weighed_speedup, level),
+            reason=self._reason(verdict, choices[judged.case] if judged else None, weighed_speedup, level),
             snippet=snippet,
             measured_steps=measured_steps(self.records),
             exhaustive_steps=exhaustive_steps(self.records, self.info),
@@ -304,77 +310,84 @@ class _Decision:
             warnings=self._warnings(best, weighed_speedup, level),
             max_accuracy_loss=self.info.get("max_accuracy_loss"),
             too_costly=self._too_costly(),
-            surer=self._surer(weighed, level) if verdict == "inconclusive" and weighed else "",
+            surer=self._launch_advice(judged, level) if verdict == "inconclusive" and judged else "",
         )
 
-    def _snippet(self, one: Trained | None) -> str:
-        """What to paste to train as ``one``; None: as the baseline."""
+    def _snippet(self, candidate: Trained | None) -> str:
+        """Return the code that trains as ``candidate``; None: as the baseline."""
         if self.group.baseline is None:
             return ""
         if is_live(self.info):
             framework = self.info.get("framework", "")
-            return live_snippet(one.case if one else self.group.case, self.group.case, framework=framework)
-        return snippet_of(one.case, device=next(iter(one.timed.values())).device) if one else keep_snippet()
+            return live_snippet(candidate.case if candidate else self.group.case, self.group.case, framework=framework)
+        return (
+            snippet_of(candidate.case, device=next(iter(candidate.timed.values())).device)
+            if candidate
+            else keep_snippet()
+        )
 
     def _safe(self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None]) -> SafeChoice:
-        """The fastest of those that leave learning as it is, judged by itself."""
-        safe = [one for one in ranked if not alters_learning(one.case, self.group.case)]
-        verdict, weighed = self._weigh(safe, speedups)
-        best = weighed if weighed is not None and self.group.ratio(weighed) > 1 else None
+        """Return the fastest alternative that leaves learning unchanged, judged on its own."""
+        safe = [candidate for candidate in ranked if not alters_learning(candidate.case, self.group.case)]
+        verdict, judged = self._verdict(safe, speedups)
+        best = judged if judged is not None and self.group.ratio(judged) > 1 else None
         choice = _choice_of(best, speedups[best.case]) if best else self._baseline_choice()
         snippet = self._snippet(best if verdict == "change" else None)
         return SafeChoice(**vars(choice), verdict=verdict, snippet=snippet)
 
-    def _speedup(self, one: Trained) -> Speedup | None:
-        """The speedup in fresh launches, or in the fresh blocks of one; None where there were none."""
+    def _speedup(self, candidate: Trained) -> Speedup | None:
+        """Return the speedup in fresh launches, or in the fresh blocks of one; None without any."""
         if not self.fresh or self.group.baseline is None:
             return None
-        if pairs_blocks(one, self.group.baseline):
-            return speedup_of(one, self.group.baseline, level=live_level_of(len(self.group.alternatives)))
+        if pairs_blocks(candidate, self.group.baseline):
+            return speedup_of(candidate, self.group.baseline, level=live_level_of(len(self.group.alternatives)))
         first_look = self.info.get("first_look")
         is_second = (
-            first_look is not None and len(one.steps_ms.keys() & self.group.baseline.steps_ms.keys()) > first_look
+            first_look is not None and len(candidate.steps_ms.keys() & self.group.baseline.steps_ms.keys()) > first_look
         )
         level = level_of(len(self.group.alternatives), is_second=is_second)
-        return speedup_of(one, self.group.baseline, level=level)
+        return speedup_of(candidate, self.group.baseline, level=level)
 
     def _plain_of_sweep(self) -> Choice | None:
-        """The fastest without a hook of the sweep, where none was measured again."""
-        if not self.fresh or any(one.case.is_plain for one in self.group.alternatives):
+        """Return the sweep's fastest configuration without a hook, if none was confirmed."""
+        if not self.fresh or any(candidate.case.is_plain for candidate in self.group.alternatives):
             return None
         base, others = comparable(self.records, self.info)
         if base is None:
             return None
-        speedups = {one.case: speedup_of(one, base) for one in others if one.case.is_plain}
+        speedups = {candidate.case: speedup_of(candidate, base) for candidate in others if candidate.case.is_plain}
         faster = {case: speedup.ratio for case, speedup in speedups.items() if speedup and speedup.ratio > 1}
-        best = next((one for one in others if faster and one.case == max(faster, key=faster.__getitem__)), None)
+        best = next(
+            (candidate for candidate in others if faster and candidate.case == max(faster, key=faster.__getitem__)),
+            None,
+        )
         return _choice_of(best, None) if best else None
 
-    def _surer(self, weighed: Trained, level: float) -> str:
-        """What would decide, see `commbench.tuner.effort.surer`."""
+    def _launch_advice(self, judged: Trained, level: float) -> str:
+        """Return a sentence on what would decide, see `commbench.tuner.effort.launch_advice`."""
         if not self.fresh or self.group.baseline is None or is_live(self.info):
             return ""
-        own, base = paired_sample_ms(weighed, self.group.baseline)
+        own, base = paired_sample_ms(judged, self.group.baseline)
         ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True) if ours > 0]
         if self.info.get("status") == "partial" or len(ratios) < (self.info.get("first_look") or 0):
-            return ""  # what is planned comes first
-        return surer(ratios, MARGIN, self.info.get("launches") or (), level=level)
+            return ""  # planned launches come first
+        return launch_advice(ratios, MARGIN, self.info.get("launches") or (), level=level)
 
-    def _weigh(
+    def _verdict(
         self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None]
     ) -> tuple[Verdict, Trained | None]:
-        """The verdict, and the alternative it is about: the fastest of those that decide it."""
+        """Return the verdict and the alternative that it concerns: the fastest of those that decide it."""
         by_verdict: dict[Verdict, list[Trained]] = {"change": [], "inconclusive": [], "keep": []}
-        for one in ranked:
-            by_verdict[judge(speedups[one.case])].append(one)
-        found: tuple[Verdict, Trained | None] = ("inconclusive", None)
+        for candidate in ranked:
+            by_verdict[judge(speedups[candidate.case])].append(candidate)
+        decision: tuple[Verdict, Trained | None] = ("inconclusive", None)
         for verdict in ("keep", "inconclusive", "change"):
             if by_verdict[verdict]:
-                found = verdict, by_verdict[verdict][0]
-        return found
+                decision = verdict, by_verdict[verdict][0]
+        return decision
 
     def _baseline_choice(self) -> Choice:
-        """The baseline, which is exactly as fast as itself."""
+        """Return the baseline as a choice, with speedup 1."""
         chosen = Choice(**setting_of(self.group.case))
         if self.group.baseline is None:
             return chosen
@@ -382,22 +395,22 @@ class _Decision:
         chosen = dataclasses.replace(chosen, step_ms=step_ms)
         return dataclasses.replace(chosen, speedup=1.0, speedup_ci=(1.0, 1.0)) if self.fresh else chosen
 
-    def _reason(self, verdict: Verdict, weighed: Choice | None, speedup: Speedup | None, level: float) -> str:
-        """One sentence: what was compared, how much it gained, how sure that is."""
+    def _reason(self, verdict: Verdict, judged: Choice | None, speedup: Speedup | None, level: float) -> str:
+        """Return one sentence: what was compared, the gain and its interval."""
         baseline = self._baseline_name
         if self.group.baseline is None:
             subject = f"{baseline[0].upper()}{baseline[1:]}"
             return f"{subject} did not train, so nothing can be compared with it: {self._why_unfit()}."
-        if weighed is None:
+        if judged is None:
             return f"No alternative to {baseline} was measured well{self._why_none()}."
         if not self.fresh:
-            return f"{weighed.name} was the fastest alternative of the {self._stage} but was not measured again in " + (
+            return f"{judged.name} was the fastest alternative of the {self._stage} but was not measured again in " + (
                 "fresh blocks." if is_live(self.info) else "fresh launches."
             )
         if speedup is None or speedup.interval is None:
             made = counted(speedup.launches if speedup else 0, "launch")
             made = counted(speedup.blocks, "block") if speedup and speedup.blocks else made
-            return f"{weighed.name} was measured again in {made} only, which says nothing about the next one."
+            return f"{judged.name} was measured again in {made} only, which says nothing about the next one."
         low, high = speedup.interval.low, speedup.interval.high
         extent = fresh_extent(speedup.launches, speedup.blocks, is_live=is_live(self.info))
         consequences = {
@@ -406,7 +419,7 @@ class _Decision:
             "inconclusive": f"which neither shows nor excludes a gain beyond {100 * MARGIN:g} %",
         }
         return (
-            f"In {extent} {weighed.name} ran {speedup.ratio:.3f} times as fast as {baseline}, "
+            f"In {extent} {judged.name} ran {speedup.ratio:.3f} times as fast as {baseline}, "
             f"{100 * level:.4g} % interval {low:.3f} to {high:.3f}, {consequences[verdict]}."
         )
 
@@ -416,7 +429,7 @@ class _Decision:
 
     @property
     def _stage(self) -> str:
-        """What was measured last, where nothing was measured again."""
+        """The last measured stage, if nothing was confirmed."""
         if self.group.case.phase == CALIBRATE:
             return "calibration"
         return "screening" if is_live(self.info) else "sweep"
@@ -428,16 +441,19 @@ class _Decision:
         return f" ({self._why_unfit()})" if self.group.unfit else ""
 
     def _too_costly(self) -> tuple[str, ...]:
-        """What the sweep and the fresh launches leave out for its accuracy."""
+        """Return the configurations that sweep and fresh launches leave out for their accuracy, with reasons."""
         sought = _Compared.of(self.records, SWEEP, self.info, None)
-        both = [*(sought.too_costly.items() if sought else ()), *(self.group.too_costly.items() if self.fresh else ())]
-        return tuple(f"{Choice(**setting_of(case)).name}, for {why}" for case, why in both)
+        all_too_costly = [
+            *(sought.too_costly.items() if sought else ()),
+            *(self.group.too_costly.items() if self.fresh else ()),
+        ]
+        return tuple(f"{Choice(**setting_of(case)).name}, for {why}" for case, why in all_too_costly)
 
     def _warnings(self, best: Trained | None, speedup: Speedup | None, level: float) -> tuple[str, ...]:
         launches, blocks = (speedup.launches, speedup.blocks) if speedup else (0, 0)
         where = condition_flags(self.group.case.backend, self.info)
-        members = [one for one in (self.group.baseline, best) if one]
-        is_bimodal = any("bimodal_launches" in launch_flags(list(one.steps_ms.values())) for one in members)
+        members = [candidate for candidate in (self.group.baseline, best) if candidate]
+        is_bimodal = any("bimodal_launches" in launch_flags(list(candidate.steps_ms.values())) for candidate in members)
         kind = "launches" if is_live(self.info) else "fresh launches"
         few = f"only {launches} {kind}, so the interval assumes log-normal launches"
         judged = {
@@ -450,7 +466,9 @@ class _Decision:
             "more ranks than cores took turns": bool(self.info.get("oversubscribed")),
             "the network was emulated": "emulated" in where,
             "ranks shared a GPU and sent by TCP": "shared_gpu" in where,
-            "a GPU was slowed down": any("throttled" in r.flags for one in members for r in one.timed.values()),
+            "a GPU was slowed down": any(
+                "throttled" in r.flags for candidate in members for r in candidate.timed.values()
+            ),
         }
         if self.fresh and self.group.baseline:
             unfit = {case: why for case, why in self.group.unfit.items() if case not in self.group.too_costly}
@@ -460,11 +478,11 @@ class _Decision:
 
 
 def _cost_of(best: Trained, group: _Compared) -> Cost | None:
-    """What the best does to learning, in the launches that have both."""
+    """Return what the best configuration changes in learning, in the launches with both."""
     if group.baseline is None:
         return None
-    both = paired_losses(best, group.baseline, group.losses)
-    pairs = [pair for pair in both if all(math.isfinite(loss.steps) and math.isfinite(loss.time) for loss in pair)]
+    losses = paired_losses(best, group.baseline, group.losses)
+    pairs = [pair for pair in losses if all(math.isfinite(loss.steps) and math.isfinite(loss.time) for loss in pair)]
     if not pairs:
         return None
     launches = sorted(best.timed.keys() & group.baseline.timed.keys())
@@ -494,11 +512,11 @@ def _difference(pairs: Sequence[tuple[float, float]]) -> Difference:
     )
 
 
-def _choice_of(one: Trained, speedup: Speedup | None) -> Choice:
+def _choice_of(candidate: Trained, speedup: Speedup | None) -> Choice:
     interval = speedup.interval if speedup else None
     return Choice(
-        **setting_of(one.case),
-        step_ms=median(list(one.steps_ms.values())),
+        **setting_of(candidate.case),
+        step_ms=median(list(candidate.steps_ms.values())),
         speedup=speedup.ratio if speedup else None,
         speedup_ci=(interval.low, interval.high) if interval else None,
     )

@@ -1,4 +1,4 @@
-"""What a recommendation cost in training steps, what a full sweep would, and what it takes to be surer of it."""
+"""The cost of a recommendation in training steps, that of a full sweep, and the launches needed for a decision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commbench.units import counted, format_duration
 
 
 def steps_of(record: TrainingRecord) -> int:
-    """Optimiser steps of all blocks, those included that were not timed."""
+    """Return the optimiser steps of all blocks, including untimed steps."""
     blocks = len(record.block_lengths)
     if record.block_at:  # blocks of different lengths
         return len(record.step_ms) + record.discarded * blocks
@@ -24,20 +24,19 @@ def steps_of(record: TrainingRecord) -> int:
 
 
 def measured_steps(records: Iterable[TrainingRecord]) -> int:
-    """Optimiser steps that were made with DDP, in all stages: of the blocks that are in the records."""
+    """Return the optimiser steps with DDP in all stages, from the blocks of the records."""
     return sum(steps_of(record) for record in records if record.case.uses_ddp)
 
 
 def exhaustive_steps(records: Iterable[TrainingRecord], info: RunInfo) -> int:
-    """Steps of a full sweep in all its launches: a block of every configuration in each, and those of `schedule`.
+    """Return the steps of a full sweep: one block per configuration and launch, and those of `schedule`.
 
-    Confirming what it finds in fresh launches is not counted.
+    The confirmation in fresh launches is not counted.
 
     Args:
-        records: of the run; they tell the steps of a block.
-        info: as ``run.json`` holds it. ``exhaustive_cases`` and ``exhaustive_launches`` say how many configurations
-            and launches a full sweep has; without, they are those of the run's own, with the configurations that
-            ``same_layout`` lists.
+        records: of the run, which have the steps of a block.
+        info: contents of ``run.json``. ``exhaustive_cases`` and ``exhaustive_launches`` give the size of a full sweep;
+            without them it is that of the run, with the configurations of ``same_layout``.
     """
     ddp = [record for record in records if record.case.uses_ddp]
     swept = [record for record in ddp if record.case.phase == SWEEP]
@@ -48,16 +47,18 @@ def exhaustive_steps(records: Iterable[TrainingRecord], info: RunInfo) -> int:
     return blocks_of_sweep(cases, launches) * max((steps // count for steps, count in blocks), default=0)
 
 
-def surer(ratios: Sequence[float], margin: float, entries: Iterable[JsonMapping], *, level: float = 0.95) -> str:
-    """A sentence on what would decide whether a gain exceeds the margin; empty where nothing can be told.
+def launch_advice(
+    ratios: Sequence[float], margin: float, entries: Iterable[JsonMapping], *, level: float = 0.95
+) -> str:
+    """Return a sentence on the launches that would decide whether a gain exceeds the margin; empty if unknown.
 
-    How many it takes: `commbench.stats.ratios`.
+    For the estimate see `commbench.stats.ratios`.
 
     Args:
         ratios: the speedup in each fresh launch so far.
-        margin: a gain up to this share is none.
-        entries: ``launches`` of run.json, from which the time of a fresh launch is taken.
-        level: of the interval that shall decide.
+        margin: smallest gain that matters.
+        entries: ``launches`` of run.json, for the time of a fresh launch.
+        level: of the deciding interval.
     """
     if len(ratios) < 2 or min(ratios) <= 0:  # noqa: PLR2004 - one launch has no spread
         return ""
@@ -73,10 +74,10 @@ def surer(ratios: Sequence[float], margin: float, entries: Iterable[JsonMapping]
         fewest=fewest_launches(level),
     )
     if effort.forecast == "near":
-        return f"The gain lies so near the margin of {100 * margin:g} % that more launches would hardly decide."
+        return f"The gain lies too near the margin of {100 * margin:g} % for more launches to decide."
     if effort.forecast == "noisy":
         return (
-            f"Launches differ by {100 * math.expm1(spread):.2g} %, which is too much to tell a gain beyond "
+            f"Launches differ by {100 * math.expm1(spread):.2g} %, too much to show a gain beyond "
             f"{100 * margin:g} % with {MOST_LAUNCHES} of them: a quieter machine helps more than further launches."
         )
     is_open = effort.high is None
@@ -89,6 +90,6 @@ def surer(ratios: Sequence[float], margin: float, entries: Iterable[JsonMapping]
     number = counted(high, "more fresh launch") if low == high else f"{low} to {high} more fresh launches"
     return (
         f"{'At least' if is_open else 'About'} {number}{time} would show on which side of {100 * margin:g} % "
-        f"the gain lies, if it is what it looks like: the same command with --confirm-launches {len(ratios) + high} "
+        f"the gain lies, if the estimate holds: the same command with --confirm-launches {len(ratios) + high} "
         "and the same --out makes them."
     )

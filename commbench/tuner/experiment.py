@@ -39,7 +39,7 @@ HALVINGS = (3, 6, 12)
 BEHIND, BEHIND_ERRORS = 0.2, 2.5
 #: Tries of a block before its setting is left out.
 MOST_TRIES = 5
-#: Limits where nobody gives any: the larger of these steps and the steps that fit into these seconds.
+#: Default limits: the larger of this number of steps and the steps that fit into these seconds.
 OWN_STEPS, OWN_SECONDS = 2000, 60.0
 
 Ending = Literal["decided", "undecided", "steps", "time", "nothing"]
@@ -266,7 +266,7 @@ class Experiment:
         self._random = random.Random(seed)
         self._limits = _Limits(max_steps)
         self._queue: list[int] = []
-        """Settings whose blocks the current round still lacks."""
+        """Settings without a block in the current round."""
         self._step_ms: dict[int, float] = {}
         """Median of the latest block of each setting."""
         self._steps = FIRST_STEPS
@@ -275,7 +275,7 @@ class Experiment:
 
     @property
     def ending(self) -> str:
-        """Why the experiment is over; empty while it goes on.
+        """Why the experiment is over; empty while it runs.
 
         ``decided``; ``steps`` or ``time``: the given limit is reached; ``undecided``: the experiment's own limit of
         steps or of looks is reached; ``nothing``: there is nothing to compare.
@@ -284,7 +284,7 @@ class Experiment:
 
     @property
     def level(self) -> float:
-        """The level of the intervals, with all looks and alternatives taken into account."""
+        """The level of the intervals, corrected for all looks and alternatives."""
         return self._stage.level if isinstance(self._stage, _Confirmation) else live_level_of(1)
 
     def next_block(self, made_steps: int, remaining_s: float | None) -> Block | None:

@@ -1,4 +1,4 @@
-"""How well a search predicted: each prediction beside its measurement, as ``predictions.csv`` and as a summary."""
+"""Predictions of a tuning beside their measurements: ``predictions.csv`` and a summary."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PredictionRow:
     predicted_step_ms: float | None = column("predicted from the network and the calibration alone")
     predicted_overlapped_ms: float | None = column("lower bound: communication overlaps perfectly")
     predicted_serial_ms: float | None = column("upper bound: it does not overlap at all")
-    predicted_exposed_comm_ms: float | None = column("what of the predicted step waits for communication")
+    predicted_exposed_comm_ms: float | None = column("part of the predicted step that waits for communication")
     predicted_speedup: float | None = column("predicted step of the default over that of the row")
     launches: int | None = column("launches behind what was measured")
     step_ms: float | None = column("measured: as in ddp.csv, of the rounds or, of what is in none, of the calibration")
@@ -64,7 +64,7 @@ class PredictionRow:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether predictions were fitted to this very setting, so that it says nothing of how far they are off."""
+        """Whether predictions were fitted to this setting; its error then does not count."""
         return self.used in {"again", "calibrated"}
 
 
@@ -75,15 +75,15 @@ _SETTING = frozenset(PREDICTION_COLUMNS) & {f.name for f in dataclasses.fields(T
 def prediction_rows(
     collectives: Iterable[Record], trainings: Sequence[TrainingRecord], info: RunInfo
 ) -> list[PredictionRow]:
-    """Every candidate of a tuning, and whatever else it measured, in the order of the candidates.
+    """Return every candidate of a tuning, then its other settings, in the order of the candidates.
 
     Args:
         collectives: of the run.
-        trainings: of the run, all stages; predictions come from the calibration alone.
-        info: as ``run.json`` holds it: ``facts``, ``candidates`` (keys of cases) and ``run_id`` are read.
+        trainings: of the run, all stages; predictions use the calibration only.
+        info: contents of ``run.json``: ``facts``, ``candidates`` (keys of cases) and ``run_id``.
 
     Returns:
-        Nothing where the run is no tuning, or has not measured yet what predicting takes.
+        Empty if the run is no tuning or lacks measurements for predictions.
     """
     keys, facts = info.get("candidates"), info.get("facts")
     if not keys or not facts:
@@ -127,37 +127,42 @@ def prediction_table(run: Run) -> DataFrame:
     return table_of(PredictionRow, predictions(run))
 
 
-def _as_swept(known: Mapping[str, Trained]) -> dict[str, Trained]:
-    """What was trained for the calibration, by the key that it has as a setting of the sweep."""
-    renamed = (dataclasses.replace(one, case=dataclasses.replace(one.case, phase=SWEEP)) for one in known.values())
-    return {one.case.key: one for one in renamed}
+def _as_swept(calibrated: Mapping[str, Trained]) -> dict[str, Trained]:
+    """Return the calibrated settings by their key in the sweep."""
+    renamed = (
+        dataclasses.replace(setting, case=dataclasses.replace(setting.case, phase=SWEEP))
+        for setting in calibrated.values()
+    )
+    return {setting.case.key: setting for setting in renamed}
 
 
-def _predicted(one: StepPrediction, base: StepPrediction) -> JsonObject:
+def _predicted(prediction: StepPrediction, base: StepPrediction) -> JsonObject:
     return {
-        "predicted_step_ms": one.step_ms,
-        "predicted_overlapped_ms": one.overlapped_ms,
-        "predicted_serial_ms": one.serial_ms,
-        "predicted_exposed_comm_ms": one.exposed_comm_ms,
-        "predicted_speedup": base.step_ms / one.step_ms,
+        "predicted_step_ms": prediction.step_ms,
+        "predicted_overlapped_ms": prediction.overlapped_ms,
+        "predicted_serial_ms": prediction.serial_ms,
+        "predicted_exposed_comm_ms": prediction.exposed_comm_ms,
+        "predicted_speedup": base.step_ms / prediction.step_ms,
     }
 
 
-def _measured(one: StepPrediction, baseline: TrainingCase, tables: Mapping[str, Mapping[str, Trained]]) -> JsonObject:
-    """What the rounds, or else the calibration, measured of a setting; ``tables`` by what ``used`` calls them."""
-    for used, known in tables.items():
-        found, base = known.get(one.case.key), known.get(baseline.key)
-        if found is None or not found.is_ok:
+def _measured(
+    prediction: StepPrediction, baseline: TrainingCase, tables: Mapping[str, Mapping[str, Trained]]
+) -> JsonObject:
+    """Return the measurement of a setting from the rounds, else the calibration; ``tables`` by values of ``used``."""
+    for used, by_key in tables.items():
+        setting, base = by_key.get(prediction.case.key), by_key.get(baseline.key)
+        if setting is None or not setting.is_ok:
             continue
-        step_ms, interval = median(list(found.steps_ms.values())), found.step_interval
-        speedup = speedup_of(found, base) if base is not None else None
+        step_ms, interval = median(list(setting.steps_ms.values())), setting.step_interval
+        speedup = speedup_of(setting, base) if base is not None else None
         return {
-            "launches": len(found.timed),
+            "launches": len(setting.timed),
             "step_ms": step_ms,
             "step_ms_ci_low": interval.low if interval else None,
             "step_ms_ci_high": interval.high if interval else None,
             "speedup": speedup.ratio if speedup else None,
-            "error": one.step_ms / step_ms - 1 if used == "held_out" else None,
+            "error": prediction.step_ms / step_ms - 1 if used == "held_out" else None,
             "used": used,
         }
     return {}
@@ -165,25 +170,26 @@ def _measured(one: StepPrediction, baseline: TrainingCase, tables: Mapping[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """How predictions compare with measurements of settings that they were not fitted to; shares, absolute values."""
+    """Errors of predictions at held-out settings; absolute, as shares."""
 
     settings: int
     step_error: float
     """Median error of the step."""
     worst_step_error: float
     speedup_error: float | None
-    """Median error of the speedup, from which what slows a whole launch cancels out; None where no launch has both the
-    default and one of the settings."""
+    """Median error of the speedup, in which effects on a whole launch cancel; None if no launch has both the default
+    and a held-out setting.
+    """
 
 
 def held_out_accuracy(rows: Iterable[PredictionRow]) -> Accuracy | None:
-    """The errors of settings that were measured in rounds and not calibrated on; None where none was."""
+    """Return the errors at settings that were measured in rounds and not calibrated; None without any."""
     held_out = [row for row in rows if row.used == "held_out" and row.error is not None]
     if not held_out:
         return None
     errors = [abs(row.error or 0.0) for row in held_out]
-    both = [(row.predicted_speedup, row.speedup) for row in held_out]
-    speedups = [abs(expected / found - 1) for expected, found in both if expected and found]
+    pairs = [(row.predicted_speedup, row.speedup) for row in held_out]
+    speedups = [abs(expected / measured - 1) for expected, measured in pairs if expected and measured]
     return Accuracy(
         settings=len(held_out),
         step_error=statistics.median(errors),
@@ -193,32 +199,32 @@ def held_out_accuracy(rows: Iterable[PredictionRow]) -> Accuracy | None:
 
 
 def with_search(
-    found: Recommendation, collectives: Iterable[Record], trainings: Sequence[TrainingRecord], info: RunInfo
+    recommendation: Recommendation, collectives: Iterable[Record], trainings: Sequence[TrainingRecord], info: RunInfo
 ) -> Recommendation:
-    """Return the recommendation with its search, and a warning where predictions may have missed a faster setting.
+    """Return the recommendation with its search, and a warning if predictions may have missed a faster setting.
 
-    That is where the best of the settings that were only predicted, were its prediction off by the median error of
-    speedups at held-out settings, would beat the choice by more than the margin of 2 %: but never by more than what
-    perfect overlap would bring.
+    The warning appears if the best unmeasured setting would beat the choice by more than the margin of 2 %, once its
+    prediction is corrected by the median error of speedups at held-out settings. The corrected step is never shorter
+    than with perfect overlap.
 
     Args:
-        found: from the run's fresh launches.
+        recommendation: from the run's fresh launches.
         collectives: of the run.
         trainings: of the run, all stages.
-        info: as ``run.json`` holds it, see `prediction_rows`.
+        info: contents of ``run.json``, see `prediction_rows`.
 
     Returns:
-        The same where the run is no tuning; with a warning that says why where it could not predict anything.
+        The same recommendation if the run is no tuning; with a warning and its reason if nothing could be predicted.
     """
     collectives = list(collectives)
     rows = prediction_rows(collectives, trainings, info)
     if not rows and (warning := _unpredicted(collectives, trainings, info)):
-        return dataclasses.replace(found, warnings=(*found.warnings, warning))
+        return dataclasses.replace(recommendation, warnings=(*recommendation.warnings, warning))
     afresh, rounds = (_measured_settings(trainings, phase) for phase in (CONFIRM, SWEEP))
-    baseline = setting_of(found.baseline)
+    baseline = setting_of(recommendation.baseline)
     others = [row for row in rows if setting_of(_choice(row)) != baseline]
     if not others:
-        return found
+        return recommendation
     unmeasured = [row for row in others if setting_of(_choice(row)) not in [*afresh, *rounds]]
     accuracy = held_out_accuracy(rows)
     search = Search(
@@ -229,12 +235,14 @@ def with_search(
         speedup_error=accuracy.speedup_error if accuracy else None,
         held_out=accuracy.settings if accuracy else 0,
     )
-    warning = _warning(found, rows, unmeasured, search.speedup_error)
-    return dataclasses.replace(found, search=search, warnings=(*found.warnings, *([warning] if warning else [])))
+    warning = _warning(recommendation, rows, unmeasured, search.speedup_error)
+    return dataclasses.replace(
+        recommendation, search=search, warnings=(*recommendation.warnings, *([warning] if warning else []))
+    )
 
 
 def _unpredicted(collectives: Iterable[Record], trainings: Iterable[TrainingRecord], info: RunInfo) -> str:
-    """What of the network is not known, so that a tuning could not predict anything; empty if that is not so."""
+    """Return why a tuning could not predict anything; empty if it could."""
     keys, facts = info.get("candidates"), info.get("facts")
     try:
         if keys and facts:
@@ -245,8 +253,12 @@ def _unpredicted(collectives: Iterable[Record], trainings: Iterable[TrainingReco
 
 
 def _measured_settings(trainings: Iterable[TrainingRecord], phase: str) -> list[JsonObject]:
-    """The settings that were measured in a phase."""
-    return [setting_of(one.case) for one in trained(trainings, phase).values() if one.case.uses_ddp and one.is_ok]
+    """Return the settings that were measured in a phase."""
+    return [
+        setting_of(setting.case)
+        for setting in trained(trainings, phase).values()
+        if setting.case.uses_ddp and setting.is_ok
+    ]
 
 
 def _choice(row: PredictionRow) -> Choice:
@@ -256,10 +268,13 @@ def _choice(row: PredictionRow) -> Choice:
 
 
 def _warning(
-    found: Recommendation, rows: Iterable[PredictionRow], unmeasured: Sequence[PredictionRow], error: float | None
+    recommendation: Recommendation,
+    rows: Iterable[PredictionRow],
+    unmeasured: Sequence[PredictionRow],
+    error: float | None,
 ) -> str:
-    """Whether a setting that was only predicted may be faster than the choice; empty if not."""
-    choice = found.baseline if found.verdict == "keep" else found.best
+    """Return a warning if an unmeasured setting may be faster than the choice; else empty."""
+    choice = recommendation.baseline if recommendation.verdict == "keep" else recommendation.best
     own_ms = next((row.predicted_step_ms for row in rows if setting_of(_choice(row)) == setting_of(choice)), None)
     rival = min(unmeasured, key=lambda row: row.predicted_step_ms or 0.0, default=None)
     if not own_ms or rival is None or not rival.predicted_step_ms or not rival.predicted_overlapped_ms:
@@ -268,7 +283,7 @@ def _warning(
     if most <= 1 + MARGIN:
         return ""
     if error is None:
-        return f"{name} was only predicted, and nothing shows how far predictions err here"
+        return f"{name} was only predicted, and the error of predictions is unknown here"
     ratio = own_ms / rival.predicted_step_ms
     if min(most, ratio * (1 + error)) <= 1 + MARGIN:
         return ""

@@ -17,12 +17,12 @@ from commbench.results.summary import launch_medians, records_by_case
 from commbench.results.trained import Trained, paired_sample_ms, trained
 from commbench.stats import MARGIN, Floats
 
-#: What is believed of a logarithm's standard deviation before it is seen, and how many observations that is worth:
-#: of predicted against measured speedups, and of a measured speedup from launch to launch, which is no less at first.
+#: Priors of standard deviations of logarithms, with their weight in observations: of predicted against true speedups,
+#: and of a measured speedup between launches.
 MODEL_ERROR, LAUNCH_SPREAD = (0.10, 2), (0.03, 3)
 
 
-#: No model is taken to be better than that.
+#: Lower bound of the model's error.
 LEAST_MODEL_ERROR = 0.01
 
 
@@ -31,10 +31,10 @@ _MEDIAN_OVER_MEAN = 1.2533
 
 
 def block_spread(records: Iterable[TrainingRecord]) -> float:
-    """How far a speedup may be off just because blocks have few steps: the standard deviation of its logarithm.
+    """Return the standard deviation of a speedup's logarithm that follows from the few steps of a block.
 
-    sqrt(2) times the standard error of a block's median, for which steps are taken as independent; the median over
-    blocks, so that a few that were disturbed do not count. 0 where no block has two steps.
+    It is sqrt(2) times the standard error of a block's median, with independent steps. The median over blocks excludes
+    disturbed blocks. 0 if no block has two steps.
     """
     timed = [r.step_ms for r in records if r.case.uses_ddp and r.status == "ok" and len(r.step_ms) > 1]
     blocks = [np.log(steps_ms) for steps_ms in timed if min(steps_ms) > 0]
@@ -43,9 +43,9 @@ def block_spread(records: Iterable[TrainingRecord]) -> float:
 
 
 def network_spread(collectives: Iterable[Record]) -> float:
-    """How much collectives differ from launch to launch, as a share of their time; long ones count most, as in a step.
+    """Return the relative spread of collectives between launches; long ones weigh most, as in a step.
 
-    sqrt(sum of variances / sum of squared means) over cases; 0 where none has two launches.
+    sqrt(sum of variances / sum of squared means) over cases; 0 if no case has two launches.
     """
     launches = [launch_medians(of_case) for of_case in records_by_case(collectives).values()]
     several = [np.array(medians) for medians in launches if len(medians) > 1]
@@ -54,110 +54,112 @@ def network_spread(collectives: Iterable[Record]) -> float:
 
 
 def launch_spread(measured: Iterable[Mapping[int, float]], expected: float = 0.0) -> float:
-    """The standard deviation of a speedup's logarithm from launch to launch, pooled over settings.
+    """Return the standard deviation of a speedup's logarithm between launches, pooled over settings.
 
     Args:
-        measured: of each setting, the logarithm by launch.
-        expected: before it is seen, but no less than `LAUNCH_SPREAD`.
+        measured: for each setting, the logarithm by launch.
+        expected: prior value, at least that of `LAUNCH_SPREAD`.
     """
     several = [np.array(list(of_case.values())) for of_case in measured if len(of_case) > 1]
     squares = sum(float(np.square(values - values.mean()).sum()) for values in several)
     least, worth = LAUNCH_SPREAD
-    return _believed((max(least, expected), worth), squares, sum(len(values) - 1 for values in several))
+    return _posterior_deviation((max(least, expected), worth), squares, sum(len(values) - 1 for values in several))
 
 
 def combine(expected: Floats, measured: Sequence[Mapping[int, float]], spread: float) -> tuple[Floats, Floats, float]:
-    """What prediction and measurement together say of the logarithms of steps over the default's.
+    """Return the posterior of the logarithms of steps over the default's, from predictions and measurements.
 
-    Both the prediction and a launch's measurement of such a ratio err by what its two steps err by, alike and
-    independently, and the default's step is that of all ratios: so every two errors have a correlation of one half.
-    With such covariances, K of predictions and R of measurements, the answer is that of Gaussian regression,
-    x = expected + K (K + R)^-1 (measured - expected); Rasmussen and Williams, Gaussian Processes for Machine Learning,
-    2006, section 2.2. So what all measured ones have in common is put down to the default and shifts what was not
-    measured, too.
+    The errors of a setting's step and of the default's step are independent and alike, and the default's step is in
+    every ratio; so any two ratios have a correlation of one half. With such covariances, K of predictions and R of
+    measurements, the posterior is that of Gaussian regression, x = expected + K (K + R)^-1 (measured - expected)
+    (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section 2.2). Hence a deviation that all
+    measured settings share is attributed to the default and also shifts the unmeasured settings.
 
     Args:
-        expected: of every setting, predicted.
-        measured: of every setting, by launch.
-        spread: of a measured one from launch to launch.
+        expected: predicted logarithms of all settings.
+        measured: for each setting, the logarithm by launch.
+        spread: standard deviation of a measured logarithm between launches.
 
     Returns:
-        The logarithms, their standard deviations, and the model's error: of predicted ones against true ones.
+        The logarithms, their standard deviations, and the model's error (standard deviation of predicted from true
+        logarithms).
     """
-    which = [index for index, by_launch in enumerate(measured) if by_launch]
-    launches = [measured[index] for index in which]
-    misses = np.array([float(np.mean(list(by_launch.values()))) for by_launch in launches]) - expected[which]
+    measured_indices = [index for index, by_launch in enumerate(measured) if by_launch]
+    launches = [measured[index] for index in measured_indices]
+    residuals = (
+        np.array([float(np.mean(list(by_launch.values()))) for by_launch in launches]) - expected[measured_indices]
+    )
     noise = _noise(launches, spread)
-    error = _model_error(misses, noise)
-    prior = error**2 * _halves(len(expected))
-    gain = np.linalg.solve(prior[np.ix_(which, which)] + noise, prior[which]).T
-    variances = np.diag(prior) - np.einsum("ij,ji->i", gain, prior[which])
-    return expected + gain @ misses, np.sqrt(np.maximum(variances, 0.0)), error
+    error = _model_error(residuals, noise)
+    prior = error**2 * _ratio_correlations(len(expected))
+    gain = np.linalg.solve(prior[np.ix_(measured_indices, measured_indices)] + noise, prior[measured_indices]).T
+    variances = np.diag(prior) - np.einsum("ij,ji->i", gain, prior[measured_indices])
+    return expected + gain @ residuals, np.sqrt(np.maximum(variances, 0.0)), error
 
 
-def _halves(count: int) -> Floats:
-    """The correlations of so many ratios to one default: one, and one half between any two."""
+def _ratio_correlations(count: int) -> Floats:
+    """Return the correlation matrix of ``count`` ratios to one default: 1, and 1/2 between any two."""
     return (np.eye(count) + np.ones((count, count))) / 2
 
 
 def _noise(launches: Sequence[Mapping[int, float]], spread: float) -> Floats:
-    """The covariance of means over launches; where two settings share a launch they share its default."""
+    """Return the covariance of means over launches; settings share the default of a common launch."""
     shared = np.array([[len(a.keys() & b.keys()) / (len(a) * len(b)) for b in launches] for a in launches])
-    noise: Floats = spread**2 * _halves(len(launches)) * shared.reshape(len(launches), len(launches))
+    noise: Floats = spread**2 * _ratio_correlations(len(launches)) * shared.reshape(len(launches), len(launches))
     return noise
 
 
-def _model_error(misses: Floats, noise: Floats) -> float:
-    """The standard deviation of predicted from true logarithms: what was believed, and the misses beyond the noise.
+def _model_error(residuals: Floats, noise: Floats) -> float:
+    """Return the standard deviation of predicted from true logarithms: the prior, and residuals beyond the noise.
 
-    With C the correlations, misses' C^-1 misses is expected to be n error^2 + trace(C^-1 noise).
+    With C the correlations, the expectation of residuals' C^-1 residuals is n error^2 + trace(C^-1 noise).
     """
-    inverse = np.linalg.inv(_halves(len(misses)))
-    squares = max(0.0, float(misses @ inverse @ misses) - float(np.trace(inverse @ noise)))
-    return max(LEAST_MODEL_ERROR, _believed(MODEL_ERROR, squares, len(misses)))
+    inverse = np.linalg.inv(_ratio_correlations(len(residuals)))
+    squares = max(0.0, float(residuals @ inverse @ residuals) - float(np.trace(inverse @ noise)))
+    return max(LEAST_MODEL_ERROR, _posterior_deviation(MODEL_ERROR, squares, len(residuals)))
 
 
-def _believed(prior: tuple[float, int], squares: float, freedom: int) -> float:
-    """A standard deviation from what was believed before and the sum of squares that was seen since."""
+def _posterior_deviation(prior: tuple[float, int], squares: float, freedom: int) -> float:
+    """Return a standard deviation from a prior and an observed sum of squares."""
     believed, worth = prior
     return math.sqrt((worth * believed**2 + squares) / (worth + freedom))
 
 
-#: One-sided 95 % of a normal distribution.
-_REACH = 1.645
-#: What is predicted to take so many times as long as the fastest is not measured: no disturbed block explains that.
+#: One-sided 95 % quantile of the normal distribution.
+_ONE_SIDED_95 = 1.645
+#: A setting predicted to take this many times as long as the fastest is not measured; noise cannot explain that.
 HOPELESS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """How a setting's step compares with the default's, by prediction and measurement; natural logarithms."""
+    """A setting's step time relative to the default's, from prediction and measurement; natural logarithms."""
 
     case: TrainingCase
     log_ratio: float
-    """Of its step time over the default's: below 0 is faster."""
+    """Its step time over the default's; below 0 is faster."""
     error: float
-    """Standard deviation of that."""
+    """Standard deviation of ``log_ratio``."""
     by_launch: Mapping[int, float]
-    """The measured logarithm in each launch; empty where it was only predicted."""
+    """The measured logarithm of each launch; empty if it was only predicted."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether gradients are sent as they are."""
+        """Whether gradients are sent uncompressed."""
         return self.case.is_plain
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """All settings but the default, the fastest first."""
+    """The estimates of all settings but the default, the fastest first."""
 
     estimates: Sequence[Estimate]
     model_error: float
     """Standard deviation of predicted from measured logarithms of speedups."""
     launch_spread: float
-    """Standard deviation of a measured one from launch to launch."""
+    """Standard deviation of a measured logarithm between launches."""
     predicted: Mapping[TrainingCase, StepPrediction] = field(default_factory=dict)
-    """What was predicted, of the default too."""
+    """The predictions, including the default's."""
 
     @classmethod
     def of(
@@ -168,117 +170,135 @@ class Standing:
         *,
         network: float = 0.0,
     ) -> Standing:
-        """Weigh predictions with measurements, see `commbench.tuner.choice`.
+        """Combine predictions with measurements, see `combine`.
 
         Args:
             predicted: every setting that may be chosen, and the default.
-            records: of the calibration and of the rounds, whose launches all have the default.
+            records: of the calibration and the rounds; every launch has the default.
             baseline: the default.
-            network: how much collectives differ from launch to launch, as a share of their time.
+            network: relative spread of collectives between launches.
         """
         records = list(records)
-        known, base = trained(records, SWEEP), predicted[baseline]
+        swept, base = trained(records, SWEEP), predicted[baseline]
         cases = [case for case in predicted if case != baseline]
         expected = np.array([math.log(predicted[case].step_ms / base.step_ms) for case in cases])
-        measured = [_measured(known.get(case.key), known.get(baseline.key)) for case in cases]
+        measured = [_measured(swept.get(case.key), swept.get(baseline.key)) for case in cases]
         exposed = network * base.exposed_comm_ms / base.step_ms
         spread = launch_spread(measured, math.hypot(block_spread(records), exposed))
         ratios, errors, model_error = combine(expected, measured, spread)
-        found = zip(cases, ratios.tolist(), errors.tolist(), measured, strict=True)
+        posterior = zip(cases, ratios.tolist(), errors.tolist(), measured, strict=True)
         estimates = [
             Estimate(case=case, log_ratio=log_ratio, error=error, by_launch=by_launch)
-            for case, log_ratio, error, by_launch in found
+            for case, log_ratio, error, by_launch in posterior
         ]
         return cls(
-            estimates=sorted(estimates, key=lambda one: one.log_ratio),
+            estimates=sorted(estimates, key=lambda estimate: estimate.log_ratio),
             model_error=model_error,
             launch_spread=spread,
             predicted=predicted,
         )
 
     def without(self, unfit: Iterable[TrainingCase]) -> Standing:
-        """The same without some settings."""
+        """Return the standing without some settings."""
         left_out = set(unfit)
-        return dataclasses.replace(self, estimates=[one for one in self.estimates if one.case not in left_out])
+        return dataclasses.replace(
+            self, estimates=[estimate for estimate in self.estimates if estimate.case not in left_out]
+        )
 
-    def best(self, among: Iterable[TrainingCase] | None = None, *, plain: bool = False) -> Estimate | None:
-        """The fastest of some settings, or of all; ``plain``: of those whose gradients are sent as they are."""
+    def best(self, among: Iterable[TrainingCase] | None = None, *, is_plain: bool = False) -> Estimate | None:
+        """Return the fastest of some settings, or of all; with ``plain``, of those without compression."""
         allowed = None if among is None else set(among)
-        fitting = (one for one in self.estimates if allowed is None or one.case in allowed)
-        return next((one for one in fitting if one.is_plain or not plain), None)
+        fitting = (estimate for estimate in self.estimates if allowed is None or estimate.case in allowed)
+        return next((estimate for estimate in fitting if estimate.is_plain or not is_plain), None)
 
     def promising(self, room: int) -> list[TrainingCase]:
-        """The settings to measure first, at most ``room``.
+        """Return at most ``room`` settings to measure first.
 
-        The fastest of every hook by prediction, as one disturbed block of the calibration is enough to misjudge a hook,
-        but not by `HOPELESS`: the fastest of all first, then the one without compression, which may be far behind as
-        long as it gains anything. Then whatever is predicted within the model's error of the first, in the order of
-        prediction; those of which the hook has one with as many buckets come last.
+        In this order: the fastest of all; the fastest without compression if it gains anything; the fastest of every
+        other hook, because one disturbed block of the calibration can misjudge a hook, unless it is slower by
+        `HOPELESS`. Then settings predicted within the model's error of the first, by prediction, last those with as
+        many buckets as another one of the hook.
         """
         if not self.estimates:
             return []
         leader = self.estimates[0]
-        hopeful = [one for one in self.estimates if one.log_ratio <= leader.log_ratio + math.log(HOPELESS)]
-        plain = [one.case for one in self.estimates if one.is_plain and (one in hopeful or one.log_ratio < -MARGIN)]
-        chosen = [leader.case, *plain[:1], *_firsts((one.case for one in hopeful), lambda case: case.hook_name)]
-        near = [one.case for one in self.estimates if one.log_ratio <= leader.log_ratio + self.model_error]
+        hopeful = [
+            estimate for estimate in self.estimates if estimate.log_ratio <= leader.log_ratio + math.log(HOPELESS)
+        ]
+        plain = [
+            estimate.case
+            for estimate in self.estimates
+            if estimate.is_plain and (estimate in hopeful or estimate.log_ratio < -MARGIN)
+        ]
+        chosen = [
+            leader.case,
+            *plain[:1],
+            *_firsts((estimate.case for estimate in hopeful), lambda case: case.hook_name),
+        ]
+        near = [
+            estimate.case for estimate in self.estimates if estimate.log_ratio <= leader.log_ratio + self.model_error
+        ]
         return list(dict.fromkeys([*chosen, *_firsts([*chosen, *near], self._layout), *near]))[:room]
 
     def _layout(self, case: TrainingCase) -> tuple[str, int]:
-        """The hook and the number of buckets: settings that share both are nearly the same."""
+        """Return the hook and the number of buckets; settings with the same are nearly equal."""
         return case.hook_name, len(self.predicted[case].buckets)
 
     def survivors(self, previous: Sequence[TrainingCase], room: int) -> list[TrainingCase]:
-        """The settings of the next round: the better half of the previous one's, then what else may be best.
+        """Return the settings of the next round: the better half of the previous round, then others that may be best.
 
-        That is what is left of the previous ones unless shown to be slower than the best of them, and what was not
-        measured but is now predicted to be faster than it; together at most ``room``, or the half where that is more.
+        These are the previous settings not shown to be slower than the best, and unmeasured ones predicted to be faster
+        than it. There are at most ``room`` in total, or the half if that is more.
         """
-        before = [one for one in self.estimates if one.case in set(previous)]
+        before = [estimate for estimate in self.estimates if estimate.case in set(previous)]
         if not before:
             return []
         leader, half = before[0], math.ceil(len(before) / 2)
-        undecided = [one for one in before[half:] if not self._is_slower(one, leader)]
-        newcomers = [one for one in self.estimates if not one.by_launch and one.log_ratio < leader.log_ratio]
-        others = sorted([*undecided, *newcomers], key=lambda one: one.log_ratio)
-        kept = [*before[:half], *others[: max(0, room - half)]]
-        return [one.case for one in sorted(kept, key=lambda one: one.log_ratio)]
+        undecided = [estimate for estimate in before[half:] if not self._is_slower(estimate, leader)]
+        newcomers = [
+            estimate for estimate in self.estimates if not estimate.by_launch and estimate.log_ratio < leader.log_ratio
+        ]
+        others = sorted([*undecided, *newcomers], key=lambda estimate: estimate.log_ratio)
+        next_settings = [*before[:half], *others[: max(0, room - half)]]
+        return [estimate.case for estimate in sorted(next_settings, key=lambda estimate: estimate.log_ratio)]
 
-    def _is_slower(self, one: Estimate, leader: Estimate) -> bool:
-        """Whether the one-sided 95 % bound of the mean difference, paired by launch, lies above 0."""
-        both = sorted(one.by_launch.keys() & leader.by_launch.keys())
-        if not both:
+    def _is_slower(self, estimate: Estimate, leader: Estimate) -> bool:
+        """Return whether the one-sided 95 % bound of the mean difference, paired by launch, is above 0."""
+        common_launches = sorted(estimate.by_launch.keys() & leader.by_launch.keys())
+        if not common_launches:
             return False
-        difference = float(np.mean([one.by_launch[launch] - leader.by_launch[launch] for launch in both]))
-        return difference > _REACH * self.launch_spread / math.sqrt(len(both))
+        difference = float(
+            np.mean([estimate.by_launch[launch] - leader.by_launch[launch] for launch in common_launches])
+        )
+        return difference > _ONE_SIDED_95 * self.launch_spread / math.sqrt(len(common_launches))
 
 
 def can_gain(predicted: Mapping[TrainingCase, StepPrediction], baseline: TrainingCase, measured_ms: float) -> bool:
-    """Whether any setting would beat the default by the margin if its communication overlapped perfectly.
+    """Return whether any setting would beat the default by the margin with perfectly overlapped communication.
 
-    The default counts as predicted: what of its measured step communication cannot explain is noise. But a model that
-    misses that step, of ``measured_ms``, by more than models are believed to err excludes nothing.
+    The default's predicted step is compared, not its measured one, to exclude noise. A model that misses the measured
+    step, ``measured_ms``, by more than the prior model error excludes nothing.
     """
     base_ms = predicted[baseline].step_ms
     if abs(base_ms / measured_ms - 1) > MODEL_ERROR[0]:
         return True
     limit_ms = base_ms / (1 + MARGIN)
-    return any(one.overlapped_ms < limit_ms for case, one in predicted.items() if case != baseline)
+    return any(estimate.overlapped_ms < limit_ms for case, estimate in predicted.items() if case != baseline)
 
 
 def _firsts(cases: Iterable[TrainingCase], kind: Callable[[TrainingCase], object]) -> list[TrainingCase]:
-    """The first of each kind."""
+    """Return the first case of each kind."""
     first: dict[object, TrainingCase] = {}
     for case in cases:
         first.setdefault(kind(case), case)
     return list(first.values())
 
 
-def _measured(one: Trained | None, base: Trained | None) -> dict[int, float]:
-    """The logarithm of the step over the default's in each launch that has both."""
-    if one is None or base is None:
+def _measured(estimate: Trained | None, base: Trained | None) -> dict[int, float]:
+    """Return the logarithm of the step over the default's in each launch that has both."""
+    if estimate is None or base is None:
         return {}
-    launches = sorted(one.steps_ms.keys() & base.steps_ms.keys())
-    own, theirs = paired_sample_ms(one, base)
-    both = zip(launches, own, theirs, strict=True)
-    return {launch: math.log(ours / base_ms) for launch, ours, base_ms in both if ours > 0 and base_ms > 0}
+    launches = sorted(estimate.steps_ms.keys() & base.steps_ms.keys())
+    own, theirs = paired_sample_ms(estimate, base)
+    paired = zip(launches, own, theirs, strict=True)
+    return {launch: math.log(ours / base_ms) for launch, ours, base_ms in paired if ours > 0 and base_ms > 0}

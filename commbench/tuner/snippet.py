@@ -12,7 +12,7 @@ _DTYPES = {"amp-bf16": "torch.bfloat16", "amp-fp16": "torch.float16"}
 
 
 def snippet_of(case: TrainingCase, *, device: str = "cpu") -> str:
-    """The lines that train ``model`` as in ``case``: DDP, its hook, and what belongs around a step.
+    """Return the lines that train ``model`` as in ``case``: DDP, its hook, and changes around a step.
 
     Args:
         case: a configuration with DDP.
@@ -34,17 +34,17 @@ def snippet_of(case: TrainingCase, *, device: str = "cpu") -> str:
 
 
 def keep_snippet() -> str:
-    """The lines that leave DDP as it is."""
+    """Return the line that keeps DDP's default."""
     return "model = torch.nn.parallel.DistributedDataParallel(model)  # keep the default\n"
 
 
 def live_snippet(case: TrainingCase, own: TrainingCase, *, framework: str = "") -> str:
-    """The change to a person's own script that makes it train as in ``case``.
+    """Return the change to a training script that makes it train as in ``case``.
 
     Args:
         case: the configuration to change to.
         own: the script's own setting.
-        framework: the library that makes the DDP object: ``transformers``, ``accelerate``, ``lightning``; empty: the
+        framework: library that makes the DDP object: ``transformers``, ``accelerate``, ``lightning``; empty: the
             script.
     """
     added, removed = _changed_arguments(case, own)
@@ -171,7 +171,7 @@ def _hook(case: TrainingCase) -> str:
 
 
 def _literal(text: str) -> str:
-    """An option's text as Python: a truth value, a number or a string."""
+    """Return an option's text as Python: a boolean, a number or a string."""
     truths = {"true": "True", "yes": "True", "false": "False", "no": "False"}
     if text.lower() in truths:
         return truths[text.lower()]

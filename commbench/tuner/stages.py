@@ -1,4 +1,4 @@
-"""The stages of tuning: the network, a calibration, the promising settings in rounds, the winner in fresh launches."""
+"""The stages of tuning: the network, a calibration, rounds of promising settings, the winner in fresh launches."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ from commbench.units import counted
 
 #: The stages.
 NETWORK, ROUND = "network", "round"
-#: Of the steps that a full sweep takes, tuning may take this share.
+#: Share of a full sweep's steps that tuning may take.
 COST_SHARE = 0.25
-#: Shares of a time limit at which a stage ends; fresh launches have the rest. Without one launch of the network and one
-#: of the calibration there is nothing to choose from: they are made as long as the whole limit lasts.
+#: Shares of a time limit at which the network stage and the rounds end; fresh launches have the rest. One launch of the
+#: network and one of the calibration are needed for any choice, so they may use the whole limit.
 NETWORK_SHARE, ROUNDS_SHARE = 0.25, 0.65
-#: Settings of the first round beside the default, at most.
+#: The most settings of the first round beside the default.
 MOST_PROMISING = 8
-#: Fresh launches that are made however short a full sweep is; and enough for an interval that assumes no distribution,
-#: of one alternative.
+#: The fewest fresh launches, however short a full sweep is; and enough for a distribution-free interval of one
+#: alternative.
 FEWEST_CONFIRMED, ENOUGH_CONFIRMED = 4, 6
-#: Fresh launches of a second look, fewer are not worth it.
+#: The fewest fresh launches of a second look.
 FEWEST_MORE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuningPlan:
-    """What a person asked to tune, and what is measured for it.
+    """A request to tune, and the stages that carry it out.
 
-    Every stage is decided from the records of those before it alone, so that a run which is resumed, or made launch by
-    launch under mpirun, comes to the same settings.
+    Every stage follows only from the records of the stages before it. So a run that is resumed, or made launch by
+    launch under mpirun, reaches the same settings.
     """
 
     workload: str
@@ -64,26 +64,26 @@ class TuningPlan:
     seed: int
     budget: TuningBudget
     hooks: Sequence[str]
-    """Hooks that may be recommended, as ``--hook`` takes them; ``none`` always may."""
+    """Hooks that may be recommended, as in ``--hook``; ``none`` always may."""
     caps: Sequence[str] = ()
-    """Bucket sizes to choose from; empty: those of different layouts, and a list of sizes where torch takes one."""
+    """Bucket sizes to choose from; empty: one of each layout, and a list of sizes if torch supports lists."""
     backend: str = "gloo"
     max_accuracy_loss: float | None = None
-    """How much accuracy a recommended setting may lose, see `commbench.tuner.learning`; None: that is not judged."""
+    """Largest accuracy loss of a recommended setting, see `commbench.tuner.learning`; None: not judged."""
     confirm_launches: int | None = None
-    """Fresh launches in place of the budget's; None: as many as the cost allows, up to the budget's."""
+    """Fresh launches; None: as many as the cost allows, up to the budget's."""
     steps: int | None = None
     """Steps of every block; None: see `commbench.ddp.plan.cases.Terms`."""
     threads: int | None = None
     case_timeout_s: float = 60.0
     time_limit_s: float | None = None
-    """Of the whole run, in seconds since it began."""
+    """Of the whole run, in seconds from its start."""
     candidates: Sequence[TrainingCase] = field(init=False)
     """Every setting that a full sweep would measure, the default first."""
     _answers: dict[int, tuple[list[AnyRecord], Standing]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
-    """After how many rounds which records led to which standing."""
+    """Cached standings by the number of rounds, with the records behind them."""
 
     def __post_init__(self) -> None:
         given = unique_layouts([DEFAULT_CAP, *self.caps], self.facts) if self.caps else candidate_caps(self.facts)
@@ -108,7 +108,7 @@ class TuningPlan:
 
     @property
     def info(self) -> RunInfo:
-        """What run.json states for the summary, the prediction and the recommendation."""
+        """The entries of run.json for the summary, the prediction and the recommendation."""
         return {
             "facts": self.facts.to_json(),
             "candidates": [case.key for case in self.candidates],
@@ -123,13 +123,13 @@ class TuningPlan:
     @property
     def _chooser(self) -> Chooser:
         lists = self.facts.takes_lists and not self.caps
-        return Chooser(facts=self.facts, candidates=self.candidates, info=self.info, lists=lists)
+        return Chooser(facts=self.facts, candidates=self.candidates, info=self.info, allows_lists=lists)
 
     # ------------------------------------------------------------------------------- what it may cost, in blocks
 
     @property
     def allowance(self) -> int:
-        """Blocks that all stages together should train with DDP; small sweeps take more."""
+        """Blocks that all DDP stages together should take; small sweeps take more."""
         return int(COST_SHARE * self._full_sweep)
 
     @property
@@ -138,8 +138,8 @@ class TuningPlan:
         return blocks_of_sweep(len(self.candidates), self.budget.training.launches)
 
     @property
-    def _left(self) -> int:
-        """Blocks left after the calibration."""
+    def _remaining_blocks(self) -> int:
+        """Blocks that remain after the calibration."""
         return self.allowance - self.budget.calibrate_launches * len(self._calibrated)
 
     @property
@@ -150,23 +150,23 @@ class TuningPlan:
 
     @property
     def round_sizes(self) -> tuple[int, ...]:
-        """How many settings beside the default each round is planned to have; none where there is one setting only.
+        """Planned number of settings beside the default in each round; empty if there is one setting only.
 
-        One round is always made, be it beyond `allowance`: a prediction that nothing was measured beside is a guess.
+        There is always one round, even beyond `allowance`, because predictions need measured settings beside them.
         """
         return self._planned[0]
 
     @property
     def _most_confirmed(self) -> int:
-        """Settings of a fresh launch, the default included, for which blocks are set aside."""
+        """Settings of a fresh launch, including the default, for which blocks are reserved."""
         return self._planned[1]
 
     @property
     def _planned(self) -> tuple[tuple[int, ...], int]:
-        """The rounds, and how many settings are set aside for a fresh launch.
+        """The rounds, and the number of settings in a fresh launch.
 
-        These are three where a compressed setting may win and `ENOUGH_CONFIRMED` launches of three fit in: beside it
-        then stands the best without compression.
+        That number is three if a compressed setting may win and `ENOUGH_CONFIRMED` launches of three fit; the third is
+        then the best setting without compression.
         """
         full = self.budget.training.confirm_launches
         enough = min(full, ENOUGH_CONFIRMED)
@@ -174,18 +174,18 @@ class TuningPlan:
         blocks_of_most = (max(most * enough, 2 * full), most * enough)
         options = [*((most, blocks) for blocks in blocks_of_most), (2, 2 * enough), (2, 2 * FEWEST_CONFIRMED)]
         for cases, blocks in options:
-            if sizes := self._halving(self._left - blocks):
+            if sizes := self._halving(self._remaining_blocks - blocks):
                 return sizes, cases
         return ((self._fewest_promising,) if self._fewest_promising > 1 else ()), 2
 
     @property
     def _fewest_promising(self) -> int:
-        """Settings of the shortest first round: one of each hook, and two at least to choose from."""
+        """Settings of the shortest first round: one of each hook, and at least two."""
         hooks = {case.hook_name for case in self.candidates}
         return min(max(2, len(hooks)), len(self.candidates) - 1, MOST_PROMISING)
 
     def _halving(self, blocks: int) -> tuple[int, ...]:
-        """The most rounds that so many blocks allow, and the most settings in them."""
+        """Return the most rounds that ``blocks`` allow, with the most settings in them."""
         for rounds in range(self.budget.rounds, 0, -1):
             for first in range(min(MOST_PROMISING, len(self.candidates) - 1), max(2, self._fewest_promising) - 1, -1):
                 sizes = _halved(first, rounds)
@@ -194,39 +194,42 @@ class TuningPlan:
         return ()
 
     def _blocks_of(self, sizes: Iterable[int]) -> int:
-        """Blocks of rounds of so many settings and the default."""
+        """Return the blocks of rounds with these numbers of settings beside the default."""
         return self.budget.round_launches * sum(size + 1 for size in sizes)
 
     @property
     def first_look(self) -> int:
-        """Fresh launches after which it is judged whether they decide."""
+        """Fresh launches before the first look."""
         if self.confirm_launches is not None:
             return self.confirm_launches
-        fitting = (self._left - self._blocks_of(self.round_sizes)) // self._most_confirmed
+        fitting = (self._remaining_blocks - self._blocks_of(self.round_sizes)) // self._most_confirmed
         return min(self.budget.training.confirm_launches, max(FEWEST_CONFIRMED, fitting))
 
     @property
     def _blocks_confirmed(self) -> int:
-        """Blocks of a fresh launch if the rounds are as planned."""
-        left = self._left - self._blocks_of(self.round_sizes)
+        """Blocks of a fresh launch if the rounds go as planned."""
+        left = self._remaining_blocks - self._blocks_of(self.round_sizes)
         return self._most_confirmed * self._confirm_blocks(self._most_confirmed, left)
 
     @property
     def planned_share(self) -> float:
-        """Blocks planned up to the first look, over those of a full sweep: more than `COST_SHARE` of a small one."""
+        """Planned blocks up to the first look over those of a full sweep; above `COST_SHARE` for a small sweep."""
         blocks = (
-            self.allowance - self._left + self._blocks_of(self.round_sizes) + self._most_confirmed * self.first_look
+            self.allowance
+            - self._remaining_blocks
+            + self._blocks_of(self.round_sizes)
+            + self._most_confirmed * self.first_look
         )
         return blocks / self._full_sweep
 
     def _left_to_confirm(self, records: Sequence[AnyRecord]) -> int:
-        """Blocks left after the rounds."""
-        return self._left - self._blocks_of(len(cases) for cases in self._rounds(records) if len(cases) > 1)
+        """Return the blocks that remain after the rounds."""
+        return self._remaining_blocks - self._blocks_of(len(cases) for cases in self._rounds(records) if len(cases) > 1)
 
     # ------------------------------------------------------------------------------------------------- the stages
 
     def stages(self) -> list[Stage]:
-        """What is known beforehand, the rounds, the confirmation and, if it is needed, a second look."""
+        """Return all stages: network and calibration, rounds, confirmation and, if needed, a second look."""
         rounds = range(1, len(self.round_sizes) + 1)
         return [
             lambda _: self.network_request(),
@@ -237,7 +240,7 @@ class TuningPlan:
         ]
 
     def calibrate_request(self) -> RunRequest:
-        """The default, each hook with default buckets, and the step without DDP."""
+        """Return the request for the default, each hook with default buckets, and the step without DDP."""
         cases, launches = self._calibrated, self.budget.round_launches * len(self.round_sizes)
         request = self._train(CALIBRATE, [*cases, cases[0].local()], self.budget.calibrate_launches, share=ROUNDS_SHARE)
         return dataclasses.replace(
@@ -247,7 +250,7 @@ class TuningPlan:
         )
 
     def network_request(self) -> RunRequest:
-        """The collectives that the hooks use, over the sizes of buckets."""
+        """Return the request for the collectives that the hooks use, over the sizes of buckets."""
         plain = BUDGETS[self.budget.training.name]
         limit_s = None if self.time_limit_s is None else NETWORK_SHARE * self.time_limit_s
         return RunRequest(
@@ -263,9 +266,9 @@ class TuningPlan:
         )
 
     def round_request(self, number: int, records: Sequence[AnyRecord]) -> RunRequest | None:
-        """The default, the settings of a round and the step without DDP; None where fewer than two are left."""
+        """Return the request for a round: default, settings, step without DDP; None with fewer than two settings."""
         cases = self.contenders(number, records)
-        if len(cases) < 2:  # noqa: PLR2004 - one that is left has won
+        if len(cases) < 2:  # noqa: PLR2004 - a single setting has won
             return None
         launches = self.budget.round_launches
         request = self._train(
@@ -279,9 +282,9 @@ class TuningPlan:
         return dataclasses.replace(request, is_optional=True)
 
     def confirm_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
-        """The default and the winners in fresh launches; None where nothing can be compared.
+        """Return the request for the default and the winners in fresh launches; None if there is nothing to compare.
 
-        Once begun it stays with its winners.
+        Once begun, the winners do not change.
         """
         begun = dict.fromkeys(r.case for r in training_records(records) if r.case.phase == CONFIRM)
         winners = [case for case in begun if not case.is_default]
@@ -293,25 +296,29 @@ class TuningPlan:
         return self._train(CONFIRM, cases, self.first_look, blocks=blocks)
 
     def _confirm_blocks(self, cases: int, left: int) -> int:
-        """Blocks of each case in a fresh launch: several where there is room for them and for a second look."""
+        """Return the blocks per case of a fresh launch: several if they and a second look fit."""
         room = left // (2 * cases * self.first_look)
         return min(self.budget.training.confirm_blocks, max(1, room))
 
     def second_look_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
-        """More fresh launches where the first have decided nothing and the cost allows them.
+        """Return the request for more fresh launches if the first look was inconclusive and the cost allows them.
 
-        How many does not depend on what the first have shown, only that there are any: see `SECOND_LOOK`.
+        Their number is independent of the first look's results; see `SECOND_LOOK`.
         """
         first = self.confirm_request(records)
         if first is None or self.confirm_launches is not None:
             return None
         in_first = [r for r in training_records(records) if r.case.phase != CONFIRM or r.launch < self.first_look]
-        found = recommend(in_first, self.info)
-        if found is None or found.verdict != "inconclusive" or found.launches < self.first_look:
+        recommendation = recommend(in_first, self.info)
+        if (
+            recommendation is None
+            or recommendation.verdict != "inconclusive"
+            or recommendation.launches < self.first_look
+        ):
             return None
-        left = self._left_to_confirm(records)
-        blocks = self._confirm_blocks(len(first.cases), left) * len(first.cases)
-        more = min(self.first_look, left // blocks - self.first_look)
+        remaining = self._left_to_confirm(records)
+        blocks = self._confirm_blocks(len(first.cases), remaining) * len(first.cases)
+        more = min(self.first_look, remaining // blocks - self.first_look)
         if more < FEWEST_MORE:
             return None
         budget = dataclasses.replace(first.budget, launches=self.first_look + more)
@@ -355,84 +362,84 @@ class TuningPlan:
     # ---------------------------------------------------------------------------------------------- the decisions
 
     def contenders(self, number: int, records: Sequence[AnyRecord]) -> list[TrainingCase]:
-        """The settings beside the default of round ``number``, from 1: decided from the launches before it."""
+        """Return the settings beside the default in round ``number``, from 1, from the launches before it."""
         return self._rounds(records, number)[-1]
 
     def _rounds(self, records: Sequence[AnyRecord], most: int | None = None) -> list[list[TrainingCase]]:
-        """The settings of each round, of the first ``most`` if given; none in those for which not two are left."""
+        """Return the settings of each round, or of the first ``most``; empty if fewer than two remain."""
         rounds: list[list[TrainingCase]] = []
-        left = self._left - self._most_confirmed * self.first_look
+        remaining = self._remaining_blocks - self._most_confirmed * self.first_look
         for number, _ in enumerate(self.round_sizes[:most]):
             standing = self._standing(number, records)
             if not rounds:
                 rounds.append(standing.promising(self.round_sizes[0]) if self._can_gain(standing, records) else [])
-            elif len(rounds[-1]) < 2:  # noqa: PLR2004 - one that is left has won
+            elif len(rounds[-1]) < 2:  # noqa: PLR2004 - a single setting has won
                 rounds.append([])
             else:
-                left -= self._blocks_of([len(rounds[-1])])
-                rounds.append(standing.survivors(rounds[-1], self._room(left, len(self.round_sizes) - number)))
+                remaining -= self._blocks_of([len(rounds[-1])])
+                rounds.append(standing.survivors(rounds[-1], self._room(remaining, len(self.round_sizes) - number)))
         return rounds
 
     def _last_begun(self, records: Sequence[AnyRecord]) -> tuple[int, list[TrainingCase]]:
-        """The number, from 0, and the settings of the last round of which anything was measured; none without any."""
+        """Return the index and the settings of the last round with measurements; no settings if there is none."""
         launches = {r.launch for r in training_records(records) if r.case.phase == SWEEP}
         begun = max(launches, default=-1) // self.budget.round_launches
         rounds = list(enumerate(self._rounds(records)))[: begun + 1]
         return next(((number, cases) for number, cases in reversed(rounds) if cases), (0, []))
 
     def _room(self, blocks: int, rounds: int) -> int:
-        """Settings that a round may have so that it and those after it, ``rounds`` in all, take so many blocks."""
+        """Return the settings of a round such that it and the following ones, ``rounds`` in all, take ``blocks``."""
         sizes = range(len(self.candidates) - 1, 0, -1)
         return next((size for size in sizes if self._blocks_of(_halved(size, rounds)) <= blocks), 0)
 
     def _can_gain(self, standing: Standing, records: Sequence[AnyRecord]) -> bool:
-        """Whether measuring may find a gain: not where perfect overlap would bring none."""
+        """Return whether measuring may find a gain: perfect overlap must bring one."""
         default = trained(training_records(records), CALIBRATE).get(self._calibrated[0].key)
         if default is None or not default.is_ok or self.baseline not in standing.predicted:
             return False
         return can_gain(standing.predicted, self.baseline, median(list(default.steps_ms.values())))
 
     def winners(self, records: Sequence[AnyRecord]) -> list[TrainingCase]:
-        """The setting that the fresh launches compare with the default, and the best without compression if it is none.
+        """Return the settings to confirm: the best, and the best without compression if that differs.
 
-        It is the best of the last round; without rounds the best by prediction. Of a round that a time limit has cut
-        what it would have measured counts by what is known of it, or chance would choose: by earlier rounds, and in the
-        first by prediction.
+        The best comes from the last round, or without rounds from predictions. If a time limit cut a round, its
+        unmeasured settings are judged by earlier rounds or, in the first round, by prediction; otherwise chance would
+        choose.
         """
         standing = self._standing(len(self.round_sizes), records)
-        measured = [one.case for one in standing.estimates if one.by_launch]
+        measured = [estimate.case for estimate in standing.estimates if estimate.by_launch]
         number, latest = self._last_begun(records)
         if number:
             latest = [case for case in latest if case in measured]
         best = standing.best(latest) or standing.best(measured or None)
         if best is None:
             return []
-        plain = standing.best(measured, plain=True)
+        plain = standing.best(measured, is_plain=True)
         fitting = max(self._most_confirmed, self._left_to_confirm(records) // self.first_look)
-        room = fitting > 2  # noqa: PLR2004 - the default, the best and it
-        is_wanted = plain is not None and not best.is_plain and plain.log_ratio < 0 and room
+        has_room = fitting > 2  # noqa: PLR2004 - the default, the best and it
+        is_wanted = plain is not None and not best.is_plain and plain.log_ratio < 0 and has_room
         return [best.case, *([plain.case] if plain and is_wanted else [])]
 
     def _standing(self, rounds: int, records: Sequence[AnyRecord]) -> Standing:
-        """How all settings stand after so many rounds, by prediction and measurement.
+        """Return the standing of all settings after a number of rounds.
 
-        That takes a second and is asked for again and again, so the last answer is kept.
+        Computing it takes a second and is repeated often, so the last result is cached.
         """
         launches = rounds * self.budget.round_launches
         collectives = collective_records(records)
-        known = [r for r in training_records(records) if r.case.phase == CALIBRATE or _is_swept(r, launches)]
-        asked: list[AnyRecord] = [*collectives, *known]
+        usable = [r for r in training_records(records) if r.case.phase == CALIBRATE or _is_swept(r, launches)]
+        inputs: list[AnyRecord] = [*collectives, *usable]
         answered, answer = self._answers.get(rounds, ([], None))
-        if answer is None or len(asked) != len(answered) or any(map(operator.is_not, asked, answered)):
-            answer = self._chooser.standing(self._chooser.predict(collectives, known), collectives, known)
-            self._answers[rounds] = asked, answer
+        if answer is None or len(inputs) != len(answered) or any(map(operator.is_not, inputs, answered)):
+            answer = self._chooser.standing(self._chooser.predict(collectives, usable), collectives, usable)
+            self._answers[rounds] = inputs, answer
         return answer
 
     # -------------------------------------------------------------------------------------------------- for people
 
     @property
     def then(self) -> str:
-        """What follows the stages that are known beforehand."""
+        """The stages after the fixed ones, in words."""
         sizes = self.round_sizes
         rounds = f"at most {counted(sizes[0], 'promising setting')} of {len(self.candidates)} in " if sizes else ""
         rounds += f"{counted(len(sizes), 'round')}, then " if sizes else ""
@@ -441,7 +448,7 @@ class TuningPlan:
         return f"{rounds}{fresh}: {share} in {counted(self.budget.training.launches, 'launch')}"
 
     def estimate_s(self) -> float:
-        """What all of it takes, in seconds, if steps take as on the default and no second look is needed."""
+        """The estimated duration in seconds, if steps take as long as the default's and no second look is needed."""
         calibrate, network = self.calibrate_request(), self.network_request()
         parts = [(len(r.cases), r.budget, r.budget.launches) for r in (calibrate, network)]
         launches = self.budget.round_launches
@@ -451,7 +458,7 @@ class TuningPlan:
 
 
 def _halved(first: int, rounds: int) -> tuple[int, ...]:
-    """The settings of each round if every one goes on with half of those before it, until one would be left."""
+    """Return the settings of each round if each keeps half of the previous round's, down to one."""
     sizes = (math.ceil(first / 2**number) for number in range(rounds))
     return tuple(size for size in sizes if size > 1)
 

@@ -17,11 +17,11 @@ from commbench.stats.budgets import Budget, TrainingBudget
 from commbench.tuner.decision import candidates
 from commbench.units import counted
 
-#: Share of the time aimed at that the sweep may take; the rest confirms what it finds.
+#: Share of the target time for the sweep; the rest is for the confirmation.
 SWEEP_SHARE = 0.55
-#: Launches that are made even where the time aimed at is over.
+#: Launches that are made even beyond the target time.
 FEWEST_LAUNCHES = 2
-#: A block takes about so many times what its timed steps take on the baseline: early steps, set-up and diagnosis.
+#: Duration of a block over that of its timed steps on the baseline: early steps, setup and diagnosis.
 OVERHEAD = 2.5
 #: The baseline, the fastest without compression and the fastest of all.
 MOST_CONFIRMED = 3
@@ -29,7 +29,7 @@ MOST_CONFIRMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What a person asked to train, and what is measured of it."""
+    """A request to train a sweep, and the stages that carry it out."""
 
     sweep: TrainingSweep
     facts: WorkloadFacts
@@ -38,21 +38,21 @@ class TrainingPlan:
     seed: int
     budget: TrainingBudget
     max_loss_increase: float | None = None
-    """Share of the baseline's loss by which a recommended setting's may be higher; None: losses are not judged."""
+    """Largest relative increase of a recommended setting's loss; None: not judged."""
     max_accuracy_loss: float | None = None
-    """How much accuracy a recommended setting may lose, see `commbench.tuner.learning`; None: that is not judged."""
+    """Largest accuracy loss of a recommended setting, see `commbench.tuner.learning`; None: not judged."""
     steps: int | None = None
     """Steps of every block; None: see `commbench.ddp.plan.cases.Terms`."""
     threads: int | None = None
     case_timeout_s: float = 60.0
     time_limit_s: float | None = None
-    """Of the whole run, in seconds since it began."""
+    """Of the whole run, in seconds from its start."""
     begins_s: float = 0.0
-    """When in the run the sweep begins, where there is a time limit."""
+    """Start of the sweep in the run, in seconds, if there is a time limit."""
     cases: Sequence[TrainingCase] = field(init=False)
-    """Everything asked for, the baseline first, steps without DDP last."""
+    """All requested configurations, the baseline first, steps without DDP last."""
     same_layout: Mapping[TrainingCase, TrainingCase] = field(init=False)
-    """Configurations that are not measured, because the one they lead to has the same buckets."""
+    """Configurations that are not measured, by the one that has the same buckets."""
 
     def __post_init__(self) -> None:
         cases = self.sweep.cases(ranks=self.ranks, batch=self.facts.batch_size)
@@ -68,7 +68,7 @@ class TrainingPlan:
 
     @property
     def info(self) -> RunInfo:
-        """What run.json states: foreseen buckets, which case stands for which, the first batch, facts of the model."""
+        """Entries of run.json: predicted buckets, configurations with equal layouts, first batch, model facts."""
         return {
             "facts": self.facts.to_json(),
             "same_layout": {case.key: kept.key for case, kept in self.same_layout.items()},
@@ -80,7 +80,7 @@ class TrainingPlan:
 
     @property
     def left_out(self) -> list[str]:
-        """A sentence on the configurations that need no measuring."""
+        """A sentence on the configurations that are not measured."""
         if not self.same_layout:
             return []
         names = "; ".join(f"{case} as {kept.bucket_cap_mb}" for case, kept in self.same_layout.items())
@@ -88,11 +88,11 @@ class TrainingPlan:
 
     @property
     def then(self) -> str:
-        """What follows the sweep, for people."""
+        """The stages after the sweep, in words."""
         return f"the fastest again in {counted(self.budget.confirm_launches, 'fresh launch')}"
 
     def estimate_s(self) -> float:
-        """What the sweep and its confirmation take, in seconds, if a step takes as on the baseline."""
+        """The estimated duration of sweep and confirmation in seconds, if steps take as long as the baseline's."""
         sweep = self.sweep_request()
         fresh = self._request(
             "confirm", self.measured[:1], self.budget.confirm_launches, blocks=self.budget.confirm_blocks
@@ -103,11 +103,11 @@ class TrainingPlan:
         )
 
     def stages(self) -> list[Stage]:
-        """The sweep, then the confirmation of what it finds."""
+        """Return the sweep and its confirmation."""
         return [lambda _: self.sweep_request(), self._confirm_request]
 
     def sweep_request(self) -> RunRequest:
-        """Every configuration that is measured, in the budget's launches."""
+        """Return the request for every measured configuration, in the budget's launches."""
         aim_s = self.budget.aim_s and SWEEP_SHARE * self.budget.aim_s
         request = self._request("sweep", self.measured, self.budget.launches, blocks=1, aim_s=aim_s)
         if self.time_limit_s is None:
@@ -116,16 +116,16 @@ class TrainingPlan:
         return dataclasses.replace(request, time_limit_s=limit_s)
 
     def _confirm_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
-        """The baseline and the winners, in turns; nothing where there is nothing to compare the baseline with.
+        """Return the request for the baseline and the winners, in turns; None without any alternative.
 
-        Once begun it stays with its winners, though further launches of the sweep may favour others.
+        Once begun, the winners do not change, even if further launches of the sweep favour others.
         """
         begun = dict.fromkeys(r.case for r in training_records(records) if r.case.phase == CONFIRM)
-        found = list(begun) or candidates(training_records(records), self.info)
-        if len(found) < 2:  # noqa: PLR2004 - the baseline and something to compare it with
+        finalists = list(begun) or candidates(training_records(records), self.info)
+        if len(finalists) < 2:  # noqa: PLR2004 - the baseline and something to compare it with
             return None
-        baseline = baseline_of(found)
-        cases = sorted(found, key=lambda case: case != baseline)
+        baseline = baseline_of(finalists)
+        cases = sorted(finalists, key=lambda case: case != baseline)
         return self._request("confirm", cases, self.budget.confirm_launches, blocks=self.budget.confirm_blocks)
 
     def _request(
@@ -157,7 +157,7 @@ def training_request(
     terms: Terms,
     **others: Any,  # noqa: ANN401 - fields of `RunRequest`
 ) -> RunRequest:
-    """What a stage that trains asks for: so many launches in the blocks that ``terms`` and the budget name."""
+    """Return the request of a training stage with the launches and blocks of ``terms`` and the budget."""
     return RunRequest(
         name=name,
         cases=cases,

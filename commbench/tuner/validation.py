@@ -1,4 +1,4 @@
-"""How good predictions and a tuner's choice are, held against everything measured: errors, order and regret."""
+"""Validation of predictions and of a tuner's choice against an exhaustive sweep: errors, order and regret."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from commbench.stats import MARGIN, Interval
 from commbench.tuner.decision import INSTRUMENTS
 from commbench.tuner.effort import exhaustive_steps
 
-#: An interval of a ratio that is wider excludes nothing worth excluding: nothing was shown by it.
+#: An interval of a ratio wider than this shows nothing.
 WIDEST = 0.20
-#: Of a choice: ``within`` 2 % of the best; more, but ``not shown`` to be slower by an interval that would show 20 %;
-#: shown to be ``slower``; or ``too noisy`` to tell.
+#: Of a choice: ``within`` 2 % of the best; slower, but ``not shown`` by an interval narrower than `WIDEST`; shown to be
+#: ``slower``; or ``too noisy`` to decide.
 Outcome = Literal["within", "not shown", "slower", "too noisy"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """A prediction beside its measurement."""
+class HeldOutPair:
+    """A prediction and its measurement."""
 
     what: str
     predicted: float
@@ -46,19 +46,19 @@ class Held:
         return self.predicted / self.measured - 1
 
 
-def median_error(held: Iterable[Held]) -> float | None:
-    """The median absolute relative error; None of nothing."""
-    errors = [abs(one.error) for one in held]
+def median_error(held: Iterable[HeldOutPair]) -> float | None:
+    """Return the median absolute relative error; None without pairs."""
+    errors = [abs(pair.error) for pair in held]
     return statistics.median(errors) if errors else None
 
 
-def rank_correlation(held: Sequence[Held]) -> float | None:
-    """Spearman's: how alike predictions and measurements are ordered, 1 if equally; None for fewer than three."""
-    if len(held) < 3:  # noqa: PLR2004 - two are always in order, or never
+def rank_correlation(held: Sequence[HeldOutPair]) -> float | None:
+    """Return Spearman's rank correlation of predictions and measurements; None for fewer than three."""
+    if len(held) < 3:  # noqa: PLR2004 - two pairs have a correlation of 1 or -1
         return None
-    import pandas as pd  # takes long to load, and only this needs it
+    import pandas as pd  # slow to import
 
-    predicted, measured = (pd.Series([getattr(one, name) for one in held]) for name in ("predicted", "measured"))
+    predicted, measured = (pd.Series([getattr(pair, name) for pair in held]) for name in ("predicted", "measured"))
     if predicted.min() == predicted.max() or measured.min() == measured.max():
         return None
     return float(predicted.rank().corr(measured.rank()))
@@ -69,18 +69,19 @@ def rank_correlation(held: Sequence[Held]) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Regret:
-    """How much slower a choice is than the best of an exhaustive sweep; each a ratio of steps less 1."""
+    """How much slower a choice is than the best of an exhaustive sweep; ratios of steps, less 1."""
 
     against_best: float
-    """The sweep's fastest setting; by the launches that made it that, luck is in it: an upper bound."""
+    """Against the sweep's fastest setting; biased upwards, because the same launches selected that setting."""
     interval: Interval | None
-    """Its 95 % interval over launches, as ratios; None for one launch or where the choice is the best."""
+    """Its 95 % interval over launches, as ratios; None for one launch or if the choice is the best."""
     fair: float | None
-    """In each launch against the setting that was fastest in the others, the median; None for one launch."""
+    """Cross-validated: in each launch, against the fastest setting of the other launches; median; None for one launch.
+    """
 
     @property
     def outcome(self) -> Outcome:
-        """What it shows; see `Outcome`."""
+        """The conclusion; see `Outcome`."""
         if self.against_best <= MARGIN:
             return "within"
         if self.interval is not None and self.interval.low > 1:
@@ -91,29 +92,33 @@ class Regret:
 
 @dataclass(frozen=True, kw_only=True)
 class Exhaustive:
-    """What a sweep over all candidates measured."""
+    """Measurements of a sweep over all candidates."""
 
     settings: Mapping[TrainingCase, Trained]
-    """Those that ended well."""
+    """The valid settings."""
     same_layout: Mapping[TrainingCase, TrainingCase]
-    """Settings that were not measured because another makes the same buckets."""
+    """Settings that were not measured, by the one that has the same buckets."""
 
     @classmethod
     def of(cls, records: Iterable[TrainingRecord], info: RunInfo) -> Exhaustive:
-        """Read it from a run of ``commbench train``.
+        """Return the sweep of a run of ``commbench train``.
 
         Raises:
-            InputError: the default was not measured well.
+            InputError: the default has no valid measurement.
         """
-        known = trained(records, SWEEP).values()
-        settings = {one.case: one for one in known if one.is_ok and one.case.hook not in INSTRUMENTS}
-        same = {
+        settings_of_sweep = trained(records, SWEEP).values()
+        settings = {
+            setting.case: setting
+            for setting in settings_of_sweep
+            if setting.is_ok and setting.case.hook not in INSTRUMENTS
+        }
+        same_layout = {
             TrainingCase.from_key(own): TrainingCase.from_key(kept)
             for own, kept in (info.get("same_layout") or {}).items()
         }
         if not settings or baseline_of(list(settings)) not in settings:
-            raise InputError("The sweep has no sound measurement of DDP's default; measure it again.")
-        return cls(settings=settings, same_layout=same)
+            raise InputError("The sweep has no valid measurement of DDP's default; measure it again.")
+        return cls(settings=settings, same_layout=same_layout)
 
     @property
     def baseline(self) -> Trained:
@@ -121,44 +126,44 @@ class Exhaustive:
         return self.settings[baseline_of(list(self.settings))]
 
     def find(self, case: TrainingCase) -> Trained:
-        """A setting, or the one with its buckets.
+        """Return a setting, or the one with the same buckets.
 
         Raises:
             InputError: it was not measured.
         """
         case = dataclasses.replace(case, phase=SWEEP)
-        found = self.settings.get(self.same_layout.get(case, case))
-        if found is None:
+        setting = self.settings.get(self.same_layout.get(case, case))
+        if setting is None:
             raise InputError(f"The sweep has not measured {case}, which was chosen; measure the same settings.")
-        return found
+        return setting
 
     @property
     def best(self) -> Trained:
-        """The fastest, by the median over launches of its speedup over the default in the same launch."""
+        """The fastest setting, by the median over launches of its speedup paired by launch."""
         return max(self.settings.values(), key=self._speedup)
 
     @property
     def gain(self) -> float:
-        """The best's speedup over the default, less 1."""
+        """The best setting's speedup over the default, less 1."""
         return self._speedup(self.best) - 1
 
     @property
     def gain_interval(self) -> Interval | None:
-        """Its 95 % interval over launches, as a ratio of steps; None for one launch or where the default is best."""
+        """Its 95 % interval over launches, as a ratio of steps; None for one launch or if the default is best."""
         speedup = speedup_of(self.best, self.baseline) if self.best is not self.baseline else None
         return speedup.interval if speedup else None
 
     @property
     def steps(self) -> int:
-        """What measuring these settings takes, as a tuning counts it."""
-        return exhaustive_steps([record for one in self.settings.values() for record in one.timed.values()], {})
+        """The steps of this sweep, as a tuning counts them."""
+        return exhaustive_steps([record for setting in self.settings.values() for record in setting.timed.values()], {})
 
     def regret(self, choice: TrainingCase, fresh: Exhaustive | None = None) -> Regret:
-        """How much slower a setting is than the best.
+        """Return how much slower a setting is than the best.
 
         Args:
             choice: the setting.
-            fresh: both again, in launches that did not make the best what it is.
+            fresh: measurements of both in launches that did not select the best.
 
         Raises:
             InputError: it was not measured.
@@ -172,110 +177,113 @@ class Exhaustive:
             fair=self._fair(chosen),
         )
 
-    def _speedup(self, one: Trained, launches: Iterable[int] | None = None) -> float:
-        """Over the default, the median over launches."""
-        chosen = set(self.baseline.steps_ms if launches is None else launches) & one.steps_ms.keys()
+    def _speedup(self, setting: Trained, launches: Iterable[int] | None = None) -> float:
+        """Return the median over launches of the speedup over the default."""
+        chosen = set(self.baseline.steps_ms if launches is None else launches) & setting.steps_ms.keys()
         ratios = [
-            self.baseline.steps_ms[launch] / one.steps_ms[launch] for launch in chosen & self.baseline.steps_ms.keys()
+            self.baseline.steps_ms[launch] / setting.steps_ms[launch]
+            for launch in chosen & self.baseline.steps_ms.keys()
         ]
         return statistics.median(ratios) if ratios else -math.inf
 
     def _fair(self, chosen: Trained) -> float | None:
-        """See `Regret.fair`."""
+        """Return `Regret.fair`."""
         launches = chosen.steps_ms.keys() & self.baseline.steps_ms.keys()
         ratios = []
         for launch in launches:
-            others = launches - {launch}
-            present = [one for one in self.settings.values() if launch in one.steps_ms]
-            if others and present:
-                best = max(present, key=lambda one: self._speedup(one, others))
+            other_launches = launches - {launch}
+            present = [setting for setting in self.settings.values() if launch in setting.steps_ms]
+            if other_launches and present:
+                best = max(present, key=lambda setting: self._speedup(setting, other_launches))
                 ratios.append(chosen.steps_ms[launch] / best.steps_ms[launch])
         return statistics.median(ratios) - 1 if ratios else None
 
 
 def choice_of(recommendation: Recommendation, baseline: TrainingCase) -> TrainingCase:
-    """The setting that a person is told to use: the best if it shall be changed, else the default."""
+    """Return the recommended setting: the best if the verdict is change, else the default."""
     if recommendation.verdict != "change":
         return baseline
     return dataclasses.replace(baseline, **setting_of(recommendation.best))
 
 
-def held_steps(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float]) -> dict[TrainingCase, Held]:
-    """Predicted steps beside those that the sweep measured, in milliseconds; of settings that it did not, nothing."""
-    found = {}
+def compare_steps(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float]) -> dict[TrainingCase, HeldOutPair]:
+    """Return predicted steps with the sweep's, in milliseconds; unmeasured settings are left out."""
+    pairs = {}
     for case, step_ms in predicted_ms.items():
-        one = sweep.settings.get(dataclasses.replace(case, phase=SWEEP))
-        if one is not None:
-            interval = one.step_interval
-            found[case] = Held(
+        setting = sweep.settings.get(dataclasses.replace(case, phase=SWEEP))
+        if setting is not None:
+            interval = setting.step_interval
+            pairs[case] = HeldOutPair(
                 what=str(case),
                 predicted=step_ms,
-                measured=statistics.median(one.steps_ms.values()),
+                measured=statistics.median(setting.steps_ms.values()),
                 low=interval.low if interval else None,
                 high=interval.high if interval else None,
             )
-    return found
+    return pairs
 
 
-def held_speedups(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float]) -> dict[TrainingCase, Held]:
-    """Predicted speedups over the default beside measured ones; effects on a whole launch cancel out."""
+def compare_speedups(sweep: Exhaustive, predicted_ms: Mapping[TrainingCase, float]) -> dict[TrainingCase, HeldOutPair]:
+    """Return predicted and measured speedups over the default; effects on a whole launch cancel."""
     base = predicted_ms[sweep.baseline.case]
-    found = {}
+    pairs = {}
     for case, step_ms in predicted_ms.items():
-        one = sweep.settings.get(dataclasses.replace(case, phase=SWEEP))
-        speedup = speedup_of(one, sweep.baseline) if one is not None else None
-        if speedup is not None and one is not sweep.baseline:
-            found[case] = Held(what=str(case), predicted=base / step_ms, measured=speedup.ratio)
-    return found
+        setting = sweep.settings.get(dataclasses.replace(case, phase=SWEEP))
+        speedup = speedup_of(setting, sweep.baseline) if setting is not None else None
+        if speedup is not None and setting is not sweep.baseline:
+            pairs[case] = HeldOutPair(what=str(case), predicted=base / step_ms, measured=speedup.ratio)
+    return pairs
 
 
 # ------------------------------------------------------------------------------------------------------ the network
 
 
-def held_sizes(records: Sequence[Record]) -> dict[CurveKey, list[Held]]:
-    """Times of collectives at every other message size, in microseconds, predicted from the sizes between them.
+def compare_held_out_sizes(records: Sequence[Record]) -> dict[CurveKey, list[HeldOutPair]]:
+    """Return times of collectives at every other message size, in microseconds, predicted from the sizes between.
 
-    The smallest and the largest are never left out: what is not between measured sizes is another question.
+    The smallest and the largest size are never held out, because that would test extrapolation.
     """
     measured = NetworkModel.fit(records)
-    found: dict[CurveKey, list[Held]] = {}
+    pairs: dict[CurveKey, list[HeldOutPair]] = {}
     for key, curve in measured.curves.items():
         left_out = set(list(curve.sizes)[1:-1:2])
-        kept = NetworkModel.fit(r for r in records if r.case.message_bytes not in left_out)
-        if key in kept.curves:
-            found[key] = [
-                Held(what=f"{size} B", predicted=kept.curves[key].time_us(size), measured=time_us)
+        fitted = NetworkModel.fit(r for r in records if r.case.message_bytes not in left_out)
+        if key in fitted.curves:
+            pairs[key] = [
+                HeldOutPair(what=f"{size} B", predicted=fitted.curves[key].time_us(size), measured=time_us)
                 for size, time_us in zip(curve.sizes, curve.times_us, strict=True)
                 if size in left_out
             ]
-    return found
+    return pairs
 
 
-def held_ranks(
+def compare_held_out_ranks(
     records: Sequence[Record], info: RunInfo, largest: int, *, has_shared_cores: bool = True
-) -> dict[tuple[CurveKey, int], Held]:
-    """Times of collectives on more than ``largest`` ranks, in microseconds, predicted from those on at most so many.
+) -> dict[tuple[CurveKey, int], HeldOutPair]:
+    """Return times of collectives on more than ``largest`` ranks, in us, predicted from fewer ranks.
 
     Args:
         records: of a scaling study.
-        info: as its ``run.json`` holds it.
-        largest: most ranks that predictions may be made from.
+        info: contents of its ``run.json``.
+        largest: the most ranks that predictions may use.
         has_shared_cores: whether all ranks share one machine's cores, as in an emulated cluster.
     """
     model = NetworkModel.fit(records)
-    network = growing_up_to(records, info, largest)
-    found = {}
+    network = network_up_to(records, info, largest)
+    pairs = {}
     for key, curve in model.curves.items():
         if key.world_size > largest:
-            there = network.at(key.backend, key.world_size, pattern=key.pattern, has_shared_cores=has_shared_cores)
+            target_network = network.at(
+                key.backend, key.world_size, pattern=key.pattern, has_shared_cores=has_shared_cores
+            )
             for size, time_us in zip(curve.sizes, curve.times_us, strict=True):
-                predicted = there.time_us(key.operation, key.dtype, size)
-                found[key, size] = Held(what=f"{key}, {size} B", predicted=predicted, measured=time_us)
-    return found
+                predicted = target_network.time_us(key.operation, key.dtype, size)
+                pairs[key, size] = HeldOutPair(what=f"{key}, {size} B", predicted=predicted, measured=time_us)
+    return pairs
 
 
-def growing_up_to(records: Sequence[Record], info: RunInfo, largest: int) -> GrowingNetwork:
-    """The network as it grows, fitted to what was measured on so many ranks at most."""
+def network_up_to(records: Sequence[Record], info: RunInfo, largest: int) -> GrowingNetwork:
+    """Return the network fitted to measurements on at most ``largest`` ranks."""
     few = NetworkModel.fit(records)
     curves = {key: curve for key, curve in few.curves.items() if key.world_size <= largest}
     return GrowingNetwork.fit([MeasuredRun(model=dataclasses.replace(few, curves=curves), records=records, info=info)])

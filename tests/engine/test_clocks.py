@@ -113,7 +113,7 @@ def test_lines_can_be_put_together_and_turned_round(line: Line, further: Line, a
     here = np.array([line.origin_ns + after])
     there = line.read(here)
     near = Line(origin_ns=int(there[0]) - after // 3, offset_ns=further.offset_ns, drift=further.drift)
-    assert abs(near.read(there) - line.then(near).read(here)).max() <= 2
+    assert abs(near.read(there) - line.compose(near).read(here)).max() <= 2
     assert abs(line.invert().read(there) - here).max() <= 2
 
 
@@ -244,11 +244,11 @@ def test_hosts_are_compared_along_a_binomial_tree() -> None:
 def test_one_clock_needs_no_comparing() -> None:
     """Take stamps as they are where all ranks read one clock, and compare clocks where they do not."""
     exact, *_ = run_threads(2, lambda control: open_clock(control, ["x", "x"]))
-    assert (True, 0.0, False) == (exact.exact, exact.error_ns, exact.is_stale())
+    assert (True, 0.0, False) == (exact.is_shared, exact.error_ns, exact.is_stale())
     assert {"method": "shared", "domains": 1, "error_us": 0.0, "drift_ppm": 0.0} == exact.facts()
     assert (7, Line()) == (exact.to_local(7), exact.local_line)
     apart, *_ = run_threads(2, lambda control: open_clock(control, ["x", "y"]))
-    assert not apart.exact
+    assert not apart.is_shared
 
 
 def test_instants_lead_back_to_the_local_clock() -> None:

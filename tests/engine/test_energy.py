@@ -114,7 +114,7 @@ def test_counters_of_the_superuser_alone_are_said_to_be(tmp_path: Path, monkeypa
         return read(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "read_text", refuse)
-    assert "RAPL's counters may be read by the superuser alone" == EnergyMeter.find(tmp_path).missing["cpu"]
+    assert "only the superuser may read RAPL's counters" == EnergyMeter.find(tmp_path).missing["cpu"]
 
 
 def test_gpus_are_counted_without_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,8 +128,8 @@ def test_gpus_are_counted_without_processors(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"energy_mJ": {GPUS[0]: [1]}}, "NVML tells no energy of GPU 1 of 2"),  # not supported
-        ({"energy_mJ": {gpu: [1] for gpu in GPUS}, "lost": GPUS[:1]}, "NVML tells no energy of GPU 0 of 2"),
+        ({"energy_mJ": {GPUS[0]: [1]}}, "NVML counts no energy of GPU 1 of 2"),  # not supported
+        ({"energy_mJ": {gpu: [1] for gpu in GPUS}, "lost": GPUS[:1]}, "NVML counts no energy of GPU 0 of 2"),
     ],
 )
 def test_gpus_are_counted_all_or_none(

@@ -71,7 +71,7 @@ class LateTimer:
 
     def __init__(self, late: int) -> None:
         self.late = late
-        self.sync: Any = SimpleNamespace(answer_late=lambda: None)
+        self.sync: Any = SimpleNamespace(handle_late_starts=lambda: None)
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
         """As a loop."""

@@ -122,7 +122,7 @@ def test_an_instant_is_of_rank_0_s_clock() -> None:
 def test_late_starts_compare_the_clocks_again() -> None:
     """Agree on instants further ahead and on fresh clocks."""
     plan = SyncPlan(method="round-time", slack_ns=1000, clock=Ahead())
-    Synchroniser(Recording(), plan).answer_late()
+    Synchroniser(Recording(), plan).handle_late_starts()
     assert (4000, 1) == (plan.slack_ns, plan.clock.compared)  # type: ignore[attr-defined]
 
 

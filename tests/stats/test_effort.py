@@ -1,11 +1,11 @@
-"""Tests of what a recommendation cost and what would make it surer."""
+"""Tests of what a recommendation cost and what would decide it."""
 
 import numpy as np
 import pytest
 from training_builders import make_training_case, make_training_record
 
 from commbench import stats
-from commbench.tuner.effort import exhaustive_steps, measured_steps, steps_of, surer
+from commbench.tuner.effort import exhaustive_steps, launch_advice, measured_steps, steps_of
 from commbench.units import format_duration
 
 ENTRIES = [{"stage": "confirm", "status": "ok", "seconds": 10.0}, {"stage": "sweep", "status": "ok", "seconds": 99.0}]
@@ -34,7 +34,7 @@ def test_a_full_sweep_makes_a_block_of_each_in_every_launch_and_two_that_watch_f
 def test_so_many_launches_would_decide() -> None:
     """Name a number with which the interval leaves the margin in most cases, its time, and how to make them."""
     ratios = [0.97, 1.03, 0.99, 1.01, 1.02, 0.98]
-    sentence = surer(ratios, 0.02, ENTRIES)
+    sentence = launch_advice(ratios, 0.02, ENTRIES)
     low, more = (int(number) for number in sentence.removeprefix("About ").split(" more")[0].split(" to "))
     assert 0 < low < more
     assert f"--confirm-launches {6 + more}" in sentence
@@ -52,17 +52,19 @@ def test_so_many_launches_would_decide() -> None:
 def test_another_level_takes_more_launches() -> None:
     """Ask for more launches of an interval that misses less often, and for as many as it takes to be one at all."""
     ratios = [0.98, 1.015, 0.99, 1.01]
-    numbers = [int(surer(ratios, 0.02, [], level=level).split("launches ")[-1].split()[0]) for level in (0.95, 0.975)]
+    numbers = [
+        int(launch_advice(ratios, 0.02, [], level=level).split("launches ")[-1].split()[0]) for level in (0.95, 0.975)
+    ]
     assert numbers[0] < numbers[1]
     sure = [1.5, 1.51, 1.49]
-    assert "About 3 more" in surer(sure, 0.02, [])
-    assert "About 4 more" in surer(sure, 0.02, [], level=0.975)
+    assert "About 3 more" in launch_advice(sure, 0.02, [])
+    assert "About 4 more" in launch_advice(sure, 0.02, [], level=0.975)
 
 
 def test_a_noisy_machine_is_named() -> None:
     """Propose no launches where it takes hundreds, also if the gain happens to lie at the margin."""
     for shift in (1.0, 1.02, 1.05):
-        sentence = surer([shift * ratio for ratio in (0.05, 0.4, 1.0, 2.5, 19.8)], 0.02, ENTRIES)
+        sentence = launch_advice([shift * ratio for ratio in (0.05, 0.4, 1.0, 2.5, 19.8)], 0.02, ENTRIES)
         assert "quieter machine" in sentence
         assert "hardly" not in sentence
 
@@ -70,16 +72,16 @@ def test_a_noisy_machine_is_named() -> None:
 @pytest.mark.parametrize("ratios", [[], [1.1], [1.0, 0.0]])
 def test_nothing_is_said_of_too_few_launches(ratios: list[float]) -> None:
     """One launch has no spread."""
-    assert "" == surer(ratios, 0.02, ENTRIES)
+    assert "" == launch_advice(ratios, 0.02, ENTRIES)
 
 
 def test_a_gain_at_the_margin_is_not_decided() -> None:
     """Say so, rather than name thousands of launches."""
-    sentence = surer([1.019, 1.021, 1.020, 1.022, 1.018, 1.02], 0.02, ENTRIES)
-    assert "hardly decide" in sentence
+    sentence = launch_advice([1.019, 1.021, 1.020, 1.022, 1.018, 1.02], 0.02, ENTRIES)
+    assert "too near the margin" in sentence
 
 
 def test_without_times_no_time_is_named() -> None:
     """Name the launches only."""
-    assert "(" not in surer([0.97, 1.03, 0.99, 1.01], 0.02, [])
-    assert " s, " not in surer([0.97, 1.03, 0.99, 1.01], 0.02, [])
+    assert "(" not in launch_advice([0.97, 1.03, 0.99, 1.01], 0.02, [])
+    assert " s, " not in launch_advice([0.97, 1.03, 0.99, 1.01], 0.02, [])

@@ -47,7 +47,7 @@ def test_lists_are_offered_without_compression_and_with_the_fastest_hook(monkeyp
     world = World(plan=make_plan(), misfit=0.0)
     records = calibrated(world)
     for lists, expected in ((True, {"none", "topk:0.01"}), (False, set())):
-        predicted = chooser(world, lists=lists).predict(collective_records(records), training_records(records))
+        predicted = chooser(world, allows_lists=lists).predict(collective_records(records), training_records(records))
         assert expected == {case.hook_name for case in predicted if "+" in case.bucket_cap_mb}
 
 

@@ -27,10 +27,12 @@ def trained(case: TrainingCase, ends: Sequence[float], metric: str = "accuracy")
     return Trained(case=case, records=launches)
 
 
-def warning(case: TrainingCase, ends: Sequence[float], base: Sequence[float], *, decides: bool, **named: Any) -> str:
+def warning(
+    case: TrainingCase, ends: Sequence[float], base: Sequence[float], *, is_decision: bool, **named: Any
+) -> str:
     """Return what speaks against a configuration where 0.01 may be lost."""
     one, baseline = trained(case, ends, **named), trained(BASE, base, **named)
-    return accuracy_warning(one, baseline, equal_losses([one, baseline]), ALLOWED, decides=decides)
+    return accuracy_warning(one, baseline, equal_losses([one, baseline]), ALLOWED, is_decision=is_decision)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +40,9 @@ def warning(case: TrainingCase, ends: Sequence[float], base: Sequence[float], *,
 )
 def test_metric_has_a_direction(metric: str, worse: float, better: float, word: str) -> None:
     """Leave out what ends worse by more than is allowed, which is higher for a loss and lower for anything else."""
-    said = warning(TOPK, [worse] * 3, [0.9] * 3, decides=False, metric=metric)
+    said = warning(TOPK, [worse] * 3, [0.9] * 3, is_decision=False, metric=metric)
     assert f"its {metric} is 0.02 {word} and 0.01 is allowed" == said
-    assert "" == warning(TOPK, [better] * 3, [0.9] * 3, decides=False, metric=metric)
+    assert "" == warning(TOPK, [better] * 3, [0.9] * 3, is_decision=False, metric=metric)
 
 
 @pytest.mark.parametrize(("metric", "scale"), [("accuracy", 1.0), ("perplexity", 5000.0)])
@@ -48,15 +50,15 @@ def test_launches_are_paired(metric: str, scale: float) -> None:
     """Compare with the baseline of the same launch: seeds differ more than settings, in whatever unit."""
     base = [scale * value for value in (0.5, 0.7, 0.9, 0.6, 0.8, 0.75)]
     own = [value - 0.005 for value in base]
-    assert "" == warning(TOPK, own, base, decides=True, metric=metric)
-    assert "" != warning(TOPK, [value - 0.02 for value in base], base, decides=True, metric=metric)
+    assert "" == warning(TOPK, own, base, is_decision=True, metric=metric)
+    assert "" != warning(TOPK, [value - 0.02 for value in base], base, is_decision=True, metric=metric)
 
 
 def test_seeking_asks_for_the_median_and_deciding_for_a_bound() -> None:
     """Let a setting with one bad launch of six be sought and confirmed, and not recommended."""
     base, own = [0.9] * 6, [0.9, 0.9, 0.9, 0.9, 0.9, 0.87]
-    assert "" == warning(TOPK, own, base, decides=False)
-    assert "its accuracy may be 0.03 lower and 0.01 is allowed" == warning(TOPK, own, base, decides=True)
+    assert "" == warning(TOPK, own, base, is_decision=False)
+    assert "its accuracy may be 0.03 lower and 0.01 is allowed" == warning(TOPK, own, base, is_decision=True)
 
 
 @pytest.mark.parametrize(("launches", "passes"), [(1, False), (2, False), (5, True), (6, True)])
@@ -64,14 +66,14 @@ def test_few_launches_bound_little(launches: int, passes: bool) -> None:
     """Recommend nothing on the word of one launch, nor of two that differ."""
     base = [0.9] * launches
     own = [0.9 - 0.002 * (launch % 2) for launch in range(launches)]
-    assert passes == (warning(TOPK, own, base, decides=True) == "")
-    assert "" == warning(TOPK, own, base, decides=False)
+    assert passes == (warning(TOPK, own, base, is_decision=True) == "")
+    assert "" == warning(TOPK, own, base, is_decision=False)
 
 
 def test_loss_counts_as_a_share() -> None:
     """Hold the loss after equal steps against the baseline's where there is no metric."""
-    assert "" == warning(TOPK, [2.01] * 6, [2.0] * 6, decides=True, metric="")
-    said = warning(TOPK, [2.04] * 6, [2.0] * 6, decides=True, metric="")
+    assert "" == warning(TOPK, [2.01] * 6, [2.0] * 6, is_decision=True, metric="")
+    said = warning(TOPK, [2.04] * 6, [2.0] * 6, is_decision=True, metric="")
     assert "its loss after equal steps may be 2 % higher and 1 % is allowed" == said
 
 
@@ -80,18 +82,18 @@ def test_unseen_learning_is_not_trusted(changes: dict[str, Any]) -> None:
     """Leave out what alters learning where nothing shows it."""
     case = make_training_case(**changes)
     one, base = (Trained(case=of, records=make_training_launches([20.0] * 6, of)) for of in (case, BASE))
-    assert "neither a metric nor a loss" in accuracy_warning(one, base, {}, ALLOWED, decides=False)
+    assert "neither a metric nor a loss" in accuracy_warning(one, base, {}, ALLOWED, is_decision=False)
 
 
 @pytest.mark.parametrize("changes", [{"cap": "5"}, {"bucket_view": True}, {"static_graph": True}])
 def test_buckets_are_not_judged(changes: dict[str, Any]) -> None:
     """Let bucket sizes and DDP's switches pass, whatever noise there is."""
-    assert "" == warning(make_training_case(**changes), [0.5] * 6, [0.9] * 6, decides=True)
+    assert "" == warning(make_training_case(**changes), [0.5] * 6, [0.9] * 6, is_decision=True)
 
 
 def test_diverged_metric_is_left_out() -> None:
     """Do not take NaN for little."""
-    assert "not finite" in warning(TOPK, [float("nan"), 0.9, 0.9], [0.9] * 3, decides=False)
+    assert "not finite" in warning(TOPK, [float("nan"), 0.9, 0.9], [0.9] * 3, is_decision=False)
 
 
 def test_interval_of_differences() -> None:

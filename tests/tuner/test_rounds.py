@@ -200,7 +200,7 @@ def test_what_is_unfit_is_left_out() -> None:
     best = standing.best()
     assert best is not None
     assert ("fp16", "5") == names([best.case])[0]
-    plain = standing.best(plain=True)
+    plain = standing.best(is_plain=True)
     assert plain is not None
     assert ("none", "25") == names([plain.case])[0]
     assert standing.best([]) is None

@@ -19,7 +19,7 @@ from commbench.errors import InputError
 from commbench.results import Run
 from commbench.results.record_types import collective_records, training_records
 from commbench.tuner.decision import recommend
-from commbench.tuner.validation import Held
+from commbench.tuner.validation import HeldOutPair
 
 BENCHMARKS = HERE.parent / "benchmarks"
 
@@ -104,9 +104,9 @@ def test_errors_are_medians_of_what_was_held_out(findings: ModuleType, part: str
     """Judge the median of held-out predictions alone, of either sign."""
     for error, met in ((0.9 * aim, True), (1.1 * aim, False), (-1.1 * aim, False)):
         found = findings.Findings()
-        held = [Held(what="", predicted=1 + shift, measured=1.0) for shift in (0.0, error, 5.0)]
+        held = [HeldOutPair(what="", predicted=1 + shift, measured=1.0) for shift in (0.0, error, 5.0)]
         found.add(part, "somewhere", quantity, "held_out", held)
-        found.add(part, "somewhere", quantity, "calibrated", [Held(what="", predicted=9.0, measured=1.0)] * 9)
+        found.add(part, "somewhere", quantity, "calibrated", [HeldOutPair(what="", predicted=9.0, measured=1.0)] * 9)
         assert [met] == outcomes(found)
 
 
@@ -128,7 +128,7 @@ def test_everything_stands_in_a_table(findings: ModuleType) -> None:
     """Print scenarios, errors, curves, points and aims, also where something is not known."""
     empty = {"regret_ci": (-0.01, 0.2), "regret_fair": None, "rank_correlation": None, "step_error": None}
     found = findings.Findings(judged=[judged(findings, **empty)], points=[point(), point(has_won=None, agrees=None)])
-    found.add("growth", "a curve", "time_us", "held_out", [Held(what="8 B", predicted=1.0, measured=2.0)])
+    found.add("growth", "a curve", "time_us", "held_out", [HeldOutPair(what="8 B", predicted=1.0, measured=2.0)])
     assert [1, 1, 1, 2, 5] == [table.row_count for table in findings.tables(found)]
 
 

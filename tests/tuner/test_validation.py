@@ -16,14 +16,14 @@ from commbench.errors import InputError
 from commbench.results.recommendation import Choice, Recommendation, setting_of
 from commbench.tuner.validation import (
     Exhaustive,
-    Held,
+    HeldOutPair,
     choice_of,
-    growing_up_to,
-    held_ranks,
-    held_sizes,
-    held_speedups,
-    held_steps,
+    compare_held_out_ranks,
+    compare_held_out_sizes,
+    compare_speedups,
+    compare_steps,
     median_error,
+    network_up_to,
     rank_correlation,
 )
 
@@ -150,7 +150,7 @@ def test_choice_is_what_a_person_is_told(verdict: str, expected: TrainingCase) -
 def test_predictions_stand_beside_the_sweep() -> None:
     """Give errors of steps and of speedups, the latter free of what the level of the prediction is off."""
     predicted = {BASE: 40.0, FIVE: 36.0, TOPK: 22.0, make_training_case(cap="50"): 1.0}
-    steps, speedups = held_steps(sweep(), predicted), held_speedups(sweep(), predicted)
+    steps, speedups = compare_steps(sweep(), predicted), compare_speedups(sweep(), predicted)
     assert ([BASE, FIVE, TOPK], [FIVE, TOPK]) == (list(steps), list(speedups))
     assert [1.0, 1.0, 1.2] == [pytest.approx(one.error) for one in steps.values()]
     assert [0.0, 40 / 22 / 2 - 1] == [pytest.approx(one.error) for one in speedups.values()]
@@ -165,13 +165,13 @@ def test_predictions_stand_beside_the_sweep() -> None:
 )
 def test_rank_correlation(predicted: list[float], expected: float | None) -> None:
     """Be Spearman's, which goes by order alone; none where there is no order."""
-    held = [Held(what="", predicted=one, measured=float(i + 1) ** 3) for i, one in enumerate(predicted)]
+    held = [HeldOutPair(what="", predicted=one, measured=float(i + 1) ** 3) for i, one in enumerate(predicted)]
     assert (None if expected is None else pytest.approx(expected)) == rank_correlation(held)
 
 
 def test_rank_correlation_shares_ranks_of_equals() -> None:
     """Agree with the textbook where values are equal: 0.949 for 1 2 2 3 against 1 2 3 4."""
-    held = [Held(what="", predicted=p, measured=m) for p, m in ((1, 1), (2, 2), (2, 3), (3, 4))]
+    held = [HeldOutPair(what="", predicted=p, measured=m) for p, m in ((1, 1), (2, 2), (2, 3), (3, 4))]
     assert pytest.approx(0.9487, abs=1e-4) == rank_correlation(held)
 
 
@@ -203,7 +203,7 @@ SIZES = [2**power for power in range(12, 24)]
 
 def test_every_other_size_is_held_out() -> None:
     """Predict sizes between measured ones within a few percent, and never the ends."""
-    ((key, held),) = held_sizes(collectives([2], SIZES)).items()
+    ((key, held),) = compare_held_out_sizes(collectives([2], SIZES)).items()
     assert ("all_reduce", "gloo", 2) == (key.operation, key.backend, key.world_size)
     assert [f"{size} B" for size in SIZES[1:-1:2]] == [one.what for one in held]
     assert max(abs(one.error) for one in held) < 0.06
@@ -214,14 +214,14 @@ def test_more_ranks_are_held_out() -> None:
     """Predict 6 and 8 ranks from 2 to 4, which are not looked at."""
     records = collectives([2, 3, 4, 6, 8], SIZES[4:])
     info = {"nodes": 8, "ranks_per_node": 1, "world_size": 8}
-    held = held_ranks(records, info, 4, has_shared_cores=False)
+    held = compare_held_out_ranks(records, info, 4, has_shared_cores=False)
     assert {6, 8} == {key.world_size for key, _ in held}
     assert 2 * len(SIZES[4:]) == len(held)
     assert (median_error(held.values()) or 1.0) < 0.1
     spoilt = [dataclasses.replace(r, times_us=[9e9] * 9) if r.group_size > 4 else r for r in records]
-    again = held_ranks(spoilt, info, 4, has_shared_cores=False)
+    again = compare_held_out_ranks(spoilt, info, 4, has_shared_cores=False)
     assert [one.predicted for one in held.values()] == [one.predicted for one in again.values()]
-    assert [2, 3] == next(iter(growing_up_to(records, info, 3).curves.values())).world_sizes
+    assert [2, 3] == next(iter(network_up_to(records, info, 3).curves.values())).world_sizes
 
 
 def test_keys_of_the_same_layout_are_read_from_json() -> None:

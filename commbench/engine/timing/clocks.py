@@ -1,7 +1,7 @@
-"""One clock over several hosts: offset and drift between clocks, and rank 0's clock as every rank reads it.
+"""Synchronised clocks of several hosts: offset, drift, and rank 0's clock on every rank.
 
-Stated with their sources where they are used: bounds of an offset (SKaMPI), drift as a line over time and a binomial
-tree of clocks (HCA3: Hunold & Carpen-Amarie, "Hierarchical Clock Synchronization in MPI", IEEE Cluster 2018).
+The methods are cited at their functions: SKaMPI's bounds of an offset, and HCA3's drift as a line over time in a
+binomial tree of clocks (Hunold & Carpen-Amarie, "Hierarchical Clock Synchronization in MPI", IEEE Cluster 2018).
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from commbench.schema import JsonObject
 
 Times = NDArray[np.int64]
 
-#: ReproMPI's defaults: points of a line, and exchanges for each point.
+#: ReproMPI's defaults: points of a line, and exchanges per point.
 FIT_POINTS = 20
 LEAST_PINGS = 10
 MOST_PINGS = 100
-#: Exchanges end after one that takes at most this many times as long as the pair's fastest.
+#: Exchanges stop after one that takes at most this many times as long as the pair's fastest.
 FAST_ENOUGH = 1.1
-#: Between the points of the first fit: over 0.4 s an offset known to 50 ns gives the drift to 0.1 ppm.
+#: Between the points of the first fit: over 0.4 s, offsets with an error of 50 ns give the drift to 0.1 ppm.
 SPACING_S = 0.02
-#: A line gets a new point at this age (MPIX_Harmonize's default) and keeps only the latest points.
+#: A line gets a new point at this age (MPIX_Harmonize's default) and keeps the latest points only.
 MAXIMUM_AGE_S = 1.0
 POINTS_KEPT = 40
-#: No clock gains more on another than Linux may slew it (adjtimex: 500 ppm).
+#: Upper bound of drift: Linux slews a clock by 500 ppm at most (adjtimex).
 MAXIMUM_DRIFT = 500e-6
 
-#: Clocks serve for what lasts so long that their error is at most this share of it: the bound holds whatever the
-#: network does, and the error itself has been found to be a tenth of it at most (docs/measuring.md).
+#: Clocks may time operations of which their error bound is at most this share. Measured errors are below a tenth of the
+#: bound (docs/measuring.md).
 CLOCK_SHARE = 0.1
 
 
 def is_close(error_ns: float, lasting_ns: float) -> bool:
-    """Whether clocks that agree to ``error_ns`` agree closely enough for what lasts ``lasting_ns``."""
+    """Return whether an error of ``error_ns`` is small enough for operations that take ``lasting_ns``."""
     return error_ns <= CLOCK_SHARE * lasting_ns
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
-    """At ``at_ns`` of this clock the other one was ``offset_ns`` ahead, give or take ``error_ns``: a hard bound."""
+    """The other clock minus this one at ``at_ns`` of this clock, with a hard bound on the error."""
 
     at_ns: int
     offset_ns: int
@@ -55,42 +55,42 @@ class Offset:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Another clock over this one: other(t) = t + offset_ns + drift (t - origin_ns).
+    """Another clock as a line over this one: other(t) = t + offset_ns + drift (t - origin_ns).
 
-    Kept around an origin because a clock in nanoseconds is as long as a float's mantissa.
+    The origin is kept because a clock in nanoseconds uses the whole mantissa of a float.
     """
 
     origin_ns: int = 0
     offset_ns: int = 0
     drift: float = 0.0
 
-    def read(self, here: Times) -> Times:
-        """The other clock's times for times of this one, nanoseconds, any shape."""
-        ahead = np.rint(self.drift * (here - self.origin_ns)).astype(np.int64)
-        return np.asarray(here + self.offset_ns + ahead, dtype=np.int64)
+    def read(self, times: Times) -> Times:
+        """Return the other clock's times for times of this one, in nanoseconds, any shape."""
+        ahead = np.rint(self.drift * (times - self.origin_ns)).astype(np.int64)
+        return np.asarray(times + self.offset_ns + ahead, dtype=np.int64)
 
     def invert(self) -> Line:
-        """This clock over the other: of use where the other's time is known."""
-        there = self.origin_ns + self.offset_ns
-        return Line(origin_ns=there, offset_ns=-self.offset_ns, drift=1 / (1 + self.drift) - 1)
+        """Return this clock as a line over the other."""
+        origin_ns = self.origin_ns + self.offset_ns
+        return Line(origin_ns=origin_ns, offset_ns=-self.offset_ns, drift=1 / (1 + self.drift) - 1)
 
-    def then(self, further: Line) -> Line:
-        """A third clock over this one, where ``further`` is the third over the other."""
-        apart = self.origin_ns + self.offset_ns - further.origin_ns
+    def compose(self, further: Line) -> Line:
+        """Return a third clock over this one; ``further`` is the third over the other."""
+        distance_ns = self.origin_ns + self.offset_ns - further.origin_ns
         return Line(
             origin_ns=self.origin_ns,
-            offset_ns=self.offset_ns + further.offset_ns + round(further.drift * apart),
+            offset_ns=self.offset_ns + further.offset_ns + round(further.drift * distance_ns),
             drift=self.drift + further.drift * (1 + self.drift),
         )
 
 
 def bound_offset(pings: Sequence[tuple[int, int, int]]) -> Offset:
-    """The offset of another clock from exchanges with it, by SKaMPI's bounds.
+    """Return the offset of another clock from exchanges with it, by SKaMPI's bounds.
 
-    An answer stamped t that was asked for at s and came at r was stamped in between, so the other clock is ahead by at
-    least t - r and at most t - s. The tightest of both over all exchanges hold together; the middle is the estimate and
-    half the width a bound on its error, whatever the network did. While the clocks drift during the exchanges the
-    bounds move, by no more than `MAXIMUM_DRIFT`.
+    A reply with stamp t to a request sent at s and answered at r was stamped between s and r. So the offset is at least
+    t - r and at most t - s. The tightest bounds of all exchanges give the offset as their middle and its error bound as
+    half the width, independently of the network. Drift during the exchanges moves the bounds by at most
+    `MAXIMUM_DRIFT`.
 
     Args:
         pings: (s, t, r) of each exchange in nanoseconds; s and r of this clock, t of the other.
@@ -100,23 +100,22 @@ def bound_offset(pings: Sequence[tuple[int, int, int]]) -> Offset:
     low, high = answered - returned, answered - sent
     tight_low, tight_high = int(low.argmax()), int(high.argmin())
     middle = (sent + returned) // 2
-    apart = abs(int(middle[tight_low] - middle[tight_high]))
-    lasting = returned - sent  # the answer was stamped at most half of it away from the middle
-    span = apart + int(lasting[tight_low] + lasting[tight_high]) / 2
+    span_of_bounds = abs(int(middle[tight_low] - middle[tight_high]))
+    round_trip = returned - sent  # the stamp is at most half of it away from the middle
+    span = span_of_bounds + int(round_trip[tight_low] + round_trip[tight_high]) / 2
     width = max(0, int(high[tight_high] - low[tight_low]))
     return Offset(
         at_ns=int(middle[tight_low] + middle[tight_high]) // 2,
         offset_ns=int(high[tight_high] + low[tight_low]) // 2,
-        error_ns=(width + MAXIMUM_DRIFT * span) / 2 + 2,  # and what rounding to whole nanoseconds takes
+        error_ns=(width + MAXIMUM_DRIFT * span) / 2 + 2,  # plus rounding to nanoseconds
     )
 
 
 def fit_line(points: Sequence[Offset]) -> tuple[Line, float]:
-    """The least-squares line through offsets, and a bound on its error in nanoseconds between the first and the last.
+    """Return the least-squares line through offsets, and a bound on its error in nanoseconds between first and last.
 
-    A point counts by the square of its bound. If the clocks drift steadily, the line's error is itself a line of time,
-    and at each point at most its distance from the point plus the point's own bound; a line is bounded by any two of
-    its points.
+    Points are weighted by their bounds. With steady drift the line's error is itself a line over
+    time. At each point it is at most the residual plus the point's own bound. Any two points bound it.
     """
     last = points[-1]
     at = np.array([point.at_ns - last.at_ns for point in points], dtype=np.float64)
@@ -134,7 +133,7 @@ def fit_line(points: Sequence[Offset]) -> tuple[Line, float]:
 
 
 def _bound_at(when: float, at: NDArray[np.float64], bounds: NDArray[np.float64]) -> float:
-    """The least bound at ``when`` on a line that is bounded at some points: by the best two of them."""
+    """Return the smallest bound at ``when`` on a line that is bounded at some points: by the best two of them."""
     least = float(bounds[at == when].min())
     for i, j in combinations(range(len(at)), 2):
         if at[i] != at[j]:
@@ -144,53 +143,53 @@ def _bound_at(when: float, at: NDArray[np.float64], bounds: NDArray[np.float64])
 
 
 class GlobalClock:
-    """Rank 0's clock on every rank: here the one clock that all ranks read."""
+    """Rank 0's clock on every rank; in this class, the clock that all ranks share."""
 
     def __init__(self) -> None:
         self.line = Line()
         self.error_ns = 0.0
-        """No rank's reading is further from rank 0's clock than this; the same on every rank."""
+        """Error bound of every rank's reading of rank 0's clock; the same on every rank."""
 
     @property
-    def exact(self) -> bool:
-        """Whether all ranks read one clock."""
+    def is_shared(self) -> bool:
+        """Return whether all ranks read one clock."""
         return True
 
     def to_global(self, stamps: Times) -> Times:
-        """Rank 0's times for stamps of this rank, nanoseconds, any shape."""
+        """Return rank 0's times for stamps of this rank, in nanoseconds, any shape."""
         return stamps
 
     def to_local(self, instant_ns: int) -> int:
-        """This rank's time for an instant of rank 0's clock."""
+        """Return this rank's time for an instant of rank 0's clock."""
         return instant_ns
 
     @property
     def local_line(self) -> Line:
-        """This rank's clock over rank 0's."""
+        """Return this rank's clock over rank 0's."""
         return Line()
 
     def is_stale(self) -> bool:
-        """Whether the clocks should be compared again; rank 0's answer counts."""
+        """Return whether the clocks should be compared again; rank 0's answer counts."""
         return False
 
     def refresh(self) -> None:
-        """Compare the clocks again, all ranks together."""
+        """Compare the clocks again; collective."""
 
     def facts(self) -> JsonObject:
-        """What run.json states: ``method`` shared or synchronised, ``domains``, ``error_us``, ``drift_ppm``."""
+        """Return the entry of run.json: ``method`` shared or synchronised, ``domains``, ``error_us``, ``drift_ppm``."""
         return {"method": "shared", "domains": 1, "error_us": 0.0, "drift_ppm": 0.0}
 
 
 class SynchronisedClock(GlobalClock):
-    """Rank 0's clock as the ranks of other hosts work it out from their own.
+    """Rank 0's clock, computed by the ranks of other hosts from their own.
 
-    One rank of each clock leads; the leaders form a binomial tree under rank 0, in which floor(log2 p) rounds (one more
-    where p is no power of two) reach all p, and each child compares its clock with its parent's. HCA3 fits the child
-    against the parent's clock when that is global already; as lines of lines are lines, fitting raw clocks and putting
-    the lines together gives the same, and one span of time then serves the points of all rounds.
+    One rank of each clock leads. The leaders form a binomial tree under rank 0: floor(log2 p) rounds, one more if p is
+    no power of two, reach all p leaders, and each child compares its clock with its parent's. HCA3 fits the child
+    against the parent's global clock. Fitting raw clocks and composing the lines gives the same result, and all rounds
+    can measure their points in the same interval.
 
     Args:
-        control: the ranks, which make the clock and refresh it together.
+        control: the ranks, which make and refresh the clock together.
         domains: by rank; ranks of the same domain read one clock.
         now: this rank's clock in nanoseconds, the one that timed loops read.
         spacing_s: between two points of the first fit.
@@ -221,8 +220,8 @@ class SynchronisedClock(GlobalClock):
         self._agree()
 
     @property
-    def exact(self) -> bool:
-        """See `GlobalClock.exact`."""
+    def is_shared(self) -> bool:
+        """See `GlobalClock.is_shared`."""
         return False
 
     def to_global(self, stamps: Times) -> Times:
@@ -249,7 +248,7 @@ class SynchronisedClock(GlobalClock):
         self._agree()
 
     def facts(self) -> JsonObject:
-        """See `GlobalClock.facts`; of the rank that is worst."""
+        """See `GlobalClock.facts`; of the rank with the largest error."""
         return {
             "method": "synchronised",
             "domains": len(self._leaders),
@@ -258,20 +257,20 @@ class SynchronisedClock(GlobalClock):
         }
 
     def _compare(self) -> None:
-        """Every leader but rank 0 compares its clock with its parent's once, round by round."""
+        """Compare every leader's clock with its parent's once, round by round."""
         if not self._leading:
             return
         distance = 1
         while distance < len(self._leaders):
             if self._own < distance:
                 if self._own + distance < len(self._leaders):
-                    self._answer(self._leaders[self._own + distance])
+                    self._answer_pings(self._leaders[self._own + distance])
             elif self._own < 2 * distance:
-                self._points.append(self._ask(self._leaders[self._own - distance]))
+                self._points.append(self._measure_offset(self._leaders[self._own - distance]))
             distance *= 2
 
-    def _ask(self, parent: int) -> Offset:
-        """Exchange messages with the parent until one is as fast as any has been."""
+    def _measure_offset(self, parent: int) -> Offset:
+        """Exchange messages with the parent until one is as fast as the fastest so far."""
         control, now = self._control, self._now
         pings: list[tuple[int, int, int]] = []
         going_on = True
@@ -287,20 +286,20 @@ class SynchronisedClock(GlobalClock):
         control.send_int(0, parent)
         return bound_offset(pings)
 
-    def _answer(self, child: int) -> None:
-        """Send the time as often as the child asks for it."""
+    def _answer_pings(self, child: int) -> None:
+        """Send the time to the child for each of its requests."""
         while self._control.receive_int(child):
             self._control.send_int(self._now(), child)
 
     def _agree(self) -> None:
-        """Fit, exchange the lines and put this rank's way to rank 0 together; all ranks together."""
-        self._control.barrier(patient=True)  # those that lead nothing leave their core to others meanwhile
+        """Fit, exchange the lines and compose this rank's line to rank 0; collective."""
+        self._control.barrier(patient=True)  # ranks that lead nothing yield their core meanwhile
         edges = gather_everywhere(self._control, fit_line(self._points) if self._points else (Line(), 0.0))
         ways = {0: (Line(), 0.0)}
-        for place in range(1, len(self._leaders)):
-            line, error_ns = edges[self._leaders[place]]
-            further, further_ns = ways[_parent(place)]
-            ways[place] = (line.then(further), error_ns + further_ns)
+        for index in range(1, len(self._leaders)):
+            line, error_ns = edges[self._leaders[index]]
+            further, further_ns = ways[_parent(index)]
+            ways[index] = (line.compose(further), error_ns + further_ns)
         self.line = ways[self._own][0]
         self._inverse = self.line.invert()
         self.error_ns = max(error for _, error in ways.values())
@@ -308,13 +307,13 @@ class SynchronisedClock(GlobalClock):
         self._agreed = time.monotonic()
 
 
-def _parent(place: int) -> int:
-    """The parent in a binomial tree: the number without its highest bit."""
-    return place ^ (1 << (place.bit_length() - 1))
+def _parent(index: int) -> int:
+    """Return the parent in a binomial tree: the number without its highest bit."""
+    return index ^ (1 << (index.bit_length() - 1))
 
 
 def open_clock(control: Control, domains: Sequence[str]) -> GlobalClock:
-    """The clock of a launch, all ranks together: the one all ranks read, or one worked out between their clocks.
+    """Return the clock of a launch: shared if all ranks read one clock, else synchronised; collective.
 
     Args:
         control: the ranks.

@@ -1,4 +1,4 @@
-"""The timed loop of a device: events on its stream around the calls, ranks brought together by the device itself."""
+"""The timed loop of a device: events on its stream around the calls, and ranks synchronised by the device itself."""
 
 from __future__ import annotations
 
@@ -14,51 +14,49 @@ from numpy.typing import NDArray
 from commbench.engine.timing.loops import Call, Progress, Repetitions, order_of, quiet_interpreter
 from commbench.engine.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser, is_late_on_device
 
-#: What CUDA says of an event's resolution: about half a microsecond (CUDA Runtime API, cudaEventElapsedTime).
+#: Resolution of a CUDA event, about half a microsecond (CUDA Runtime API, cudaEventElapsedTime).
 RESOLUTION_NS = 500.0
-#: Spins that tell how fast the device's clock runs, each about half a millisecond; it rises during the first ones.
+#: Spins that measure the device's clock rate, each about half a millisecond; the clock rises during the first ones.
 SPINS, SPIN_CYCLES = 5, 1_000_000
 
 
 class DeviceClock(Protocol):
-    """What the loop asks of a device; an event is whatever the device makes of it."""
+    """The device operations that the loop needs; the type of an event is the device's own."""
 
     def spin(self, cycles: int) -> None:
-        """Queue something that keeps the stream busy for so many cycles of the device's clock."""
+        """Queue a kernel that keeps the stream busy for ``cycles`` cycles of the device's clock."""
 
     def rendezvous(self) -> None:
-        """Queue something tiny that ends only when every rank's device has begun it."""
+        """Queue a small exchange that ends only when every rank's device has begun it."""
 
     def new_event(self) -> Any:  # noqa: ANN401 - the device's own
         """Make an event."""
 
     def record(self, event: Any) -> None:  # noqa: ANN401 - as new_event
-        """Queue that the event takes place when all that was queued before has ended."""
+        """Queue an event after everything that was queued before."""
 
     def has_happened(self, event: Any) -> bool:  # noqa: ANN401 - as new_event
-        """Whether the event has taken place, without waiting for it."""
+        """Return whether the event has occurred, without waiting for it."""
 
     def wait(self, event: Any) -> None:  # noqa: ANN401 - as new_event
-        """Return when the event has taken place."""
+        """Wait until the event has occurred."""
 
     def elapsed_ns(self, first: Any, last: Any) -> float:  # noqa: ANN401 - as new_event
-        """Nanoseconds between two events that have taken place."""
+        """Return the nanoseconds between two events that have occurred."""
 
 
 class EventTimer:
-    """Times calls by events on the stream that they are queued on.
+    """Times calls by events on the stream on which they are queued.
 
-    Where ranks start together, the host meets the other ranks and queues a spin, an exchange in which the devices meet,
-    and the operation between two events. The spin lasts longer than the host takes to queue all that, so that the
-    device finds everything there and what the host takes is not in the time. The proof is that the first event has not
-    taken place yet when the second has been queued; a repetition without it counts as a late start. How long queueing
-    takes on the slowest rank is known from the run before: the first run of other calls is for warming up in any case.
-    The plan's slack is added, which grows where too many starts are late.
+    If ranks start together, the host synchronises with the other ranks and then queues a spin, an exchange that
+    synchronises the devices, and the operation between two events. The spin outlasts the queueing, so the time excludes
+    the host. This is checked: the first event must not have occurred when the second has been queued. A repetition that
+    fails the check counts as a late start. The spin's length is the slowest rank's queueing time in the previous run (a
+    warm-up at first) plus the plan's slack, which grows if too many starts are late.
 
-    Without synchronisation repetitions are queued one behind the other, and waited for only at the end. Each lasts from
-    the end of the one before, so that all together last as long as the stream does, its waiting for the host included.
-
-    Events of different devices share no clock: stamps are of the rank's own device, and begin at 0 in each run.
+    Without synchronisation, repetitions are queued back to back and awaited at the end. Each lasts from the end of the
+    previous one, so their sum includes any time in which the stream waits for the host. Events of different devices
+    share no clock; stamps are of the rank's own device and begin at 0 in each run.
     """
 
     name = "event"
@@ -70,12 +68,12 @@ class EventTimer:
         self._events: list[Any] = []
         self._cycles_per_ns = 0.0
         self._queueing_ns = 0
-        """What the slowest rank's host took to queue a repetition of the last run; median."""
+        """Median time of the slowest rank's host to queue a repetition in the previous run."""
 
     def prepare(self) -> None:
         """See `Timer.prepare`."""
         self.sync.calibrate(MINIMUM_PYTHON_SLACK_NS)
-        begun, ended = self._take(2)
+        begun, ended = self._reused_events(2)
         rates = []
         for _ in range(SPINS):
             self._device.record(begun)
@@ -97,9 +95,9 @@ class EventTimer:
         return self._isolate(steps, blocking=any(call.blocking for call in calls))
 
     def _isolate(self, steps: Sequence[Callable[[], object]], *, blocking: bool) -> Repetitions:
-        """Each begins when all devices have met; of ``blocking`` ones the host's part cannot be hidden."""
+        """Time repetitions that begin when all devices have met; ``blocking`` calls include the host's time."""
         device, counters, align = self._device, self._counters, self.sync.align
-        events = self._take(2 * len(steps))
+        events = self._reused_events(2 * len(steps))
         pairs = list(zip(events[::2], events[1::2], strict=True))
         late = np.zeros(len(steps), dtype=np.bool_)
         queueing = np.zeros(len(steps), dtype=np.int64)
@@ -121,14 +119,14 @@ class EventTimer:
                 counters[1] += 1
             self.sync.finish()
         self._queueing_ns = self.sync.largest(0 if blocking else round(float(np.median(queueing))))
-        start = _whole([device.elapsed_ns(events[0], begun) for begun, _ in pairs])
-        lasting = _whole([device.elapsed_ns(*pair) for pair in pairs])
+        start = _rounded([device.elapsed_ns(events[0], begun) for begun, _ in pairs])
+        lasting = _rounded([device.elapsed_ns(*pair) for pair in pairs])
         return Repetitions(start_ns=start, end_ns=start + lasting, late=late, comparable=False)
 
     def _follow(self, steps: Sequence[Callable[[], object]]) -> Repetitions:
-        """Each begins when the one before has ended."""
+        """Time repetitions that begin when the previous one has ended."""
         device, counters = self._device, self._counters
-        events = self._take(1 + len(steps))
+        events = self._reused_events(1 + len(steps))
         with quiet_interpreter():
             device.record(events[0])
             for ended, run_once in zip(events[1:], steps, strict=True):
@@ -138,17 +136,17 @@ class EventTimer:
                 counters[1] += 1
             device.wait(events[-1])
             self.sync.finish()
-        lasting = _whole([device.elapsed_ns(*pair) for pair in pairwise(events)])
+        lasting = _rounded([device.elapsed_ns(*pair) for pair in pairwise(events)])
         end = np.cumsum(lasting)
         late = np.zeros(len(steps), dtype=np.bool_)
         return Repetitions(start_ns=end - lasting, end_ns=end, late=late, comparable=False)
 
-    def _take(self, count: int) -> list[Any]:
-        """Events to use again: making one takes longer than some operations."""
+    def _reused_events(self, count: int) -> list[Any]:
+        """Return ``count`` events, reused because making one takes longer than some operations."""
         while len(self._events) < count:
             self._events.append(self._device.new_event())
         return self._events[:count]
 
 
-def _whole(times_ns: Sequence[float]) -> NDArray[np.int64]:
+def _rounded(times_ns: Sequence[float]) -> NDArray[np.int64]:
     return np.rint(times_ns).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The timed loop in Python for every host backend, its parameters and results, and its progress for the heartbeat."""
+"""The timed loop in Python for every host backend; parameters, results and progress of all timed loops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """A number that changes while the rank makes progress."""
+        """Return a number that changes while the rank makes progress."""
         return int(self.counters.sum())
 
 
@@ -35,38 +35,38 @@ Times = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A prepared call that can be repeated: from Python, and from native code where ``rows`` are given."""
+    """A prepared, repeatable call: from Python, and from native code if it has ``rows``."""
 
     run: Callable[[], object]
     rows: Sequence[tuple[int, ...]] = ()
     """(address of a C function, its integer arguments...), called in order; each must return 0."""
     keep: Sequence[object] = ()
-    """Memory that only the addresses in ``rows`` refer to."""
+    """Memory that only addresses in ``rows`` refer to."""
     blocking: bool = False
-    """Whether, on a device, it returns only when it has ended there: what the host does is a part of it."""
+    """Whether a device call returns only at its end on the device; the host's time is then part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Which calls a timed loop makes in which repetition."""
+    """The calls of each repetition of a timed loop."""
 
     turns: Sequence[Sequence[Call]]
-    """The calls of a repetition; several where sets of buffers take turns."""
+    """The calls of a repetition; several if sets of buffers rotate."""
     first: int = 0
-    """The turn of the first repetition; the others follow, and after the last the first again."""
+    """The turn of the first repetition; the others follow cyclically."""
     batch: int = 1
     """How often a repetition makes the calls of its turn."""
 
     def steps(self, repetitions: int) -> list[Callable[[], object]]:
-        """What each repetition does."""
-        made = [run_in_order([call.run for call in turn] * self.batch) for turn in self.turns]
-        return [made[(self.first + repetition) % len(made)] for repetition in range(repetitions)]
+        """Return one function for each repetition."""
+        functions = [run_in_order([call.run for call in turn] * self.batch) for turn in self.turns]
+        return [functions[(self.first + repetition) % len(functions)] for repetition in range(repetitions)]
 
 
 class Turns(list[Call]):
-    """The calls of an operation on each of several sets of buffers, set after set; timed loops use the sets in turn.
+    """The calls of an operation on each of several sets of buffers; timed loops rotate the sets.
 
-    Which set is next is kept from run to run: a run of few repetitions would use the first few alone.
+    The next set is remembered between runs; otherwise short runs would use the first sets only.
     """
 
     def __init__(self, sets: Sequence[Sequence[Call]]) -> None:
@@ -75,10 +75,10 @@ class Turns(list[Call]):
         self._next = 0
 
     def order(self, repetitions: int, batch: int) -> Order:
-        """Each of ``batch`` operations on the next set, from where the last run ended."""
+        """Return the order in which each of ``batch`` operations uses the next set, from where the last run ended."""
         count = len(self.sets)
         turns = [
-            [call for place in range(begin, begin + batch) for call in self.sets[place % count]]
+            [call for position in range(begin, begin + batch) for call in self.sets[position % count]]
             for begin in range(0, count, batch)
         ]
         first = -(-self._next // batch) % len(turns)
@@ -98,9 +98,9 @@ class Repetitions:
     start_ns: Times
     end_ns: Times
     late: NDArray[np.bool_]
-    """Whether this rank missed the agreed start instant, or its device had to wait for the host."""
+    """Whether this rank missed the agreed start, or its device had to wait for the host."""
     comparable: bool = True
-    """Whether the clock is that of the `SyncPlan`, so that stamps of different ranks can be compared."""
+    """Whether the stamps are of the `SyncPlan`'s clock, so that different ranks' stamps can be compared."""
 
 
 class Timer(Protocol):
@@ -110,13 +110,13 @@ class Timer(Protocol):
     sync: Synchroniser
 
     def prepare(self) -> None:
-        """Compile, calibrate: once a launch, all ranks together, before the first case."""
+        """Compile and calibrate, once per launch before the first case; collective."""
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
-        """Time ``repetitions`` of ``batch`` times ``calls``, ranks synchronised before each."""
+        """Time ``repetitions`` of ``batch`` times ``calls``, with ranks synchronised before each."""
 
     def reading_ns(self) -> float:
-        """What one reading of this loop's clock costs, in nanoseconds."""
+        """Return the cost of one reading of this loop's clock, in nanoseconds."""
 
 
 class PythonTimer:
@@ -158,7 +158,7 @@ class PythonTimer:
 
 
 def run_in_order(functions: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """One callable for several; a single one is called directly, without the price of a loop."""
+    """Return one function that calls all; a single function is returned as it is, without a loop."""
     if len(functions) == 1:
         return functions[0]
 
@@ -171,7 +171,7 @@ def run_in_order(functions: Sequence[Callable[[], object]]) -> Callable[[], obje
 
 @contextmanager
 def quiet_interpreter() -> Iterator[None]:
-    """Keep Python's garbage collector out: a full collection takes milliseconds once torch is loaded."""
+    """Disable Python's garbage collector: a full collection takes milliseconds once torch is loaded."""
     gc.collect(0)
     gc.freeze()
     try:

@@ -1,7 +1,7 @@
 """The timed loop in machine code: numba calls the MPI library by address, as a C loop would.
 
-An operation is a table of C calls, so one compiled loop serves every operation, and the compiled code is cached for all
-later processes: addresses are data, not code.
+An operation is a table of C calls, so one compiled loop serves every operation. Addresses are data, so the compiled
+code is cached for later processes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SyncCalls:
     barrier: Sequence[tuple[int, ...]]
     broadcast: Sequence[tuple[int, ...]]
     instant: NDArray[np.int64]
-    """One 64-bit integer, the memory that ``broadcast`` broadcasts from rank 0."""
+    """One 64-bit integer: the memory that ``broadcast`` sends from rank 0."""
 
 
 def call_table(rows: Sequence[tuple[int, ...]]) -> Table:
@@ -55,12 +55,12 @@ def call_table(rows: Sequence[tuple[int, ...]]) -> Table:
 
 
 def _signed(word: int) -> int:
-    """The same 64 bits as a signed number."""
+    """Return the same 64 bits as a signed number."""
     return ctypes.c_int64(word).value
 
 
 def address_of(function: Any) -> int:  # noqa: ANN401 - any ctypes function
-    """Where a C function is in this process."""
+    """Return the address of a C function in this process."""
     address = ctypes.cast(function, ctypes.c_void_p).value
     if address is None:
         raise CommbenchError(f"{function} has no address in this process")
@@ -69,9 +69,9 @@ def address_of(function: Any) -> int:  # noqa: ANN401 - any ctypes function
 
 @intrinsic
 def _call_address(_typing: Any, _address: Any, arguments: Any) -> Any:  # noqa: ANN401 - numba's own protocol
-    """Call the C function at an address with integer arguments; its int result is returned.
+    """Call the C function at an address with integer arguments; return its int result.
 
-    Integers narrower than 64 bits travel in 64-bit registers, as the System V and AArch64 conventions allow.
+    Integers narrower than 64 bits are passed in 64-bit registers, as the System V and AArch64 conventions allow.
     """
     count = arguments.count
 
@@ -143,9 +143,9 @@ def _align(
     clock: int,
     timespec: NDArray[np.int64],
 ) -> bool:
-    """Wait until this rank may start; True if it came too late for the agreed instant.
+    """Wait until this rank may start; return whether it was too late for the agreed instant.
 
-    The instant is of rank 0's clock; ``origin_ns``, ``offset_ns`` and ``drift`` are this rank's over it, see
+    The instant is of rank 0's clock. ``origin_ns``, ``offset_ns`` and ``drift`` are this rank's line over it, see
     `commbench.engine.timing.clocks.Line`.
     """
     if method == 0:
@@ -217,7 +217,7 @@ class NativeTimer:
         self._yield = address_of(libc.sched_yield) if sync.plan.yielding else 0
 
     def prepare(self) -> None:
-        """Compile (or load from numba's cache) outside any case, then calibrate."""
+        """Compile, or load from numba's cache, outside any case; then calibrate."""
         self.run([], 1, 1)
         self.sync.calibrate(MINIMUM_SLACK_NS)
 
@@ -226,7 +226,7 @@ class NativeTimer:
         return float(np.median(np.diff(self._stamps())))
 
     def _stamps(self) -> NDArray[np.int64]:
-        """Successive readings of the clock, in nanoseconds."""
+        """Return successive readings of the clock, in nanoseconds."""
         stamps = np.zeros(READINGS, dtype=np.int64)
         _stamp(self._clock, stamps)
         return stamps
@@ -242,7 +242,7 @@ class NativeTimer:
         start = np.zeros(repetitions, dtype=np.int64)
         end = np.zeros(repetitions, dtype=np.int64)
         late = np.zeros(repetitions, dtype=np.bool_)
-        plan, here = self.sync.plan, self.sync.plan.clock.local_line
+        plan, line = self.sync.plan, self.sync.plan.clock.local_line
         order = order_of(calls, repetitions, batch)
         tables = np.stack([call_table([row for call in turn for row in call.rows]) for turn in order.turns])
         with quiet_interpreter():
@@ -255,9 +255,9 @@ class NativeTimer:
                 self._broadcast,
                 self._instant,
                 plan.slack_ns,
-                here.origin_ns,
-                here.offset_ns,
-                here.drift,
+                line.origin_ns,
+                line.offset_ns,
+                line.drift,
                 self._yield,
                 self._clock,
                 self._counters,

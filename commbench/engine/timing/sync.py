@@ -1,4 +1,4 @@
-"""Making ranks start a repetition together: an agreed instant, a dissemination barrier, a barrier, or nothing."""
+"""Synchronised starts of repetitions: an agreed instant, a dissemination barrier, a barrier, or nothing."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from commbench.engine.timing.clocks import GlobalClock
 SLACK_BROADCASTS = 3
 BROADCAST_TRIALS = 10
 MINIMUM_SLACK_NS = 2_000
-#: Python takes microseconds from one line to the next and is interrupted more easily.
+#: Python takes microseconds between two lines and is interrupted more easily.
 MINIMUM_PYTHON_SLACK_NS = 20_000
 #: A rank that shares its core wakes up late by a time slice of the scheduler.
 OVERSUBSCRIBED_SLACK_NS = 250_000
 MAXIMUM_SLACK_NS = 4_000_000
-#: A patient rank sleeps until so shortly before the agreed instant, then polls the clock.
+#: A patient rank sleeps until this long before the agreed instant, then polls the clock.
 POLLING_NS = 100_000
-#: Above this share of late starts the instant moves further into the future.
+#: Above this share of late starts the slack grows.
 TOLERATED_LATE = 0.1
 
 
 def is_late(now_ns: int, instant_ns: int, tolerance_ns: int) -> bool:
     """Return whether a rank is too late for an agreed instant; native loops compile this function.
 
-    A rank that comes to wait after the instant is late: its tolerance is 0. A rank that has waited may leave after the
-    instant by the slack at most; beyond the slack, the system took the core while the rank waited.
+    A rank that begins to wait after the instant is late (tolerance 0). After waiting, a rank may leave up to the slack
+    after the instant; beyond the slack, the system took its core meanwhile.
     """
     return now_ns - instant_ns > tolerance_ns
 
@@ -38,8 +38,8 @@ def is_late_on_device(*, has_begun: bool, blocking: bool) -> bool:
     """Return whether a device had to wait for its host.
 
     Args:
-        has_begun: the event before the calls has taken place when the host has queued the calls and the event after.
-        blocking: the calls return only when they have ended on the device, so the event has always taken place.
+        has_begun: whether the event before the calls had occurred when the host had queued the event after them.
+        blocking: whether the calls return only at their end on the device; then the event has always occurred.
     """
     return has_begun and not blocking
 
@@ -48,9 +48,9 @@ def is_late_on_device(*, has_begun: bool, blocking: bool) -> bool:
 class SyncPlan:
     """How the ranks of a launch start together.
 
-    ``method`` is round-time, dissemination, barrier or none. ``slack_ns`` is how far ahead an instant is agreed on, or
-    how much longer than queueing takes a device is kept busy (`commbench.engine.timing.device`); it grows when too many
-    starts are late. ``yielding``: give the core away while waiting, because ranks share cores.
+    ``method`` is round-time, dissemination, barrier or none. ``slack_ns`` is the distance of an agreed instant, or the
+    time by which a device's spin outlasts queueing (`commbench.engine.timing.device`); it grows if too many starts are
+    late. ``yielding``: whether waiting ranks yield their core, because ranks share cores.
     """
 
     method: str
@@ -59,29 +59,28 @@ class SyncPlan:
     least_ns: int = MINIMUM_SLACK_NS
     """The calibrated slack, with which every case begins."""
     clock: GlobalClock = field(default_factory=GlobalClock)
-    """That instants are agreed on and stamps given in."""
+    """The clock of instants and stamps."""
 
     def reset(self) -> None:
-        """Begin a case with the calibrated slack: what one case needed does not slow the others down."""
+        """Restore the calibrated slack, so that one case does not slow down the next."""
         self.slack_ns = self.least_ns
 
     def widen(self) -> None:
-        """Look four times as far ahead from now on; at the limit, or beyond it already, it stays."""
+        """Multiply the slack by four, up to the limit."""
         self.slack_ns = max(self.slack_ns, min(4 * self.slack_ns, MAXIMUM_SLACK_NS))
 
     @property
     def spans_ranks(self) -> bool:
-        """Whether a repetition lasts from the first start to the last end, over all ranks."""
+        """Return whether a repetition lasts from the first start to the last end over all ranks."""
         return self.method == "round-time"
 
 
 def choose_method(requested: str, *, shared_clock: bool, own_threads: bool) -> str:
-    """Resolve ``auto``: round-time where ranks share a clock, else a dissemination barrier.
+    """Resolve ``auto``: round-time if ranks share a clock, else a dissemination barrier.
 
-    ``shared_clock``: all ranks read one clock, or their clocks agree closely enough for what is timed.
-
-    A backend that hands its work to threads of its own gets a patient barrier: begun at one instant,
-    many operations of Gloo took milliseconds on a small machine (docs/measuring.md says what is known of it).
+    ``shared_clock``: all ranks read one clock, or their clocks agree closely enough for the timed operation. A backend
+    with its own threads gets a patient barrier: with an agreed start, many operations of Gloo took milliseconds on a
+    small machine (docs/measuring.md).
     """
     if requested != "auto":
         return requested
@@ -91,10 +90,10 @@ def choose_method(requested: str, *, shared_clock: bool, own_threads: bool) -> s
 
 
 class Synchroniser:
-    """Aligns ranks over the control plane, from Python.
+    """Starts ranks together over the control plane, from Python.
 
-    ``patient``: ranks that wait leave their core free, because the backend works in threads of its own. A rank that has
-    finished and polls for the others would take the core from a thread that still has to deliver.
+    ``patient``: waiting ranks yield their core, because the backend works in threads of its own. A rank that polls
+    would take the core from a thread that still has to deliver.
     """
 
     def __init__(self, control: Control, plan: SyncPlan, *, patient: bool = False) -> None:
@@ -109,7 +108,7 @@ class Synchroniser:
         }[plan.method]
 
     def calibrate(self, least_ns: int) -> None:
-        """Set the slack to at least ``least_ns`` and, for instants, three broadcasts; all ranks together."""
+        """Set the slack to at least ``least_ns`` and, for instants, three broadcasts; collective."""
         least_ns = OVERSUBSCRIBED_SLACK_NS if self.plan.yielding else least_ns
         broadcasts_ns = SLACK_BROADCASTS * self._broadcast_ns() if self.plan.method == "round-time" else 0
         self.plan.least_ns = max(least_ns, broadcasts_ns)
@@ -125,16 +124,16 @@ class Synchroniser:
         return self.largest(round(statistics.median(delays[1:])))
 
     def largest(self, value: int) -> int:
-        """The largest of all ranks' values; all ranks together."""
+        """Return the largest of all ranks' values; collective."""
         return max(gather_everywhere(self._control, value))
 
-    def answer_late(self) -> None:
-        """Too many starts were late: look further ahead, on clocks compared afresh; all ranks together."""
+    def handle_late_starts(self) -> None:
+        """Widen the slack and compare the clocks again, because too many starts were late; collective."""
         self.plan.widen()
         self.plan.clock.refresh()
 
     def align(self) -> bool:
-        """Return when this rank may start; True if it came too late for the agreed instant."""
+        """Wait until this rank may start; return whether it was too late for the agreed instant."""
         return self._align()
 
     def _at_agreed_instant(self) -> bool:
