@@ -68,33 +68,12 @@ class Cell(NamedTuple):
     """A file beside the page."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Heading:
-    """The heading of a column."""
-
-    text: str
-    unit: str = ""
-    about: str = ""
-    """What the column holds, shown on hover and below the section's tables."""
-    is_number: bool = False
-    """Whether cells are aligned at the right, and sorted by their value."""
-    can_wrap: bool = False
-    """Whether a terminal may break its cells."""
-    gives_way: int = 0
-    """The order in which columns are left out if a terminal is narrow, the largest first; 0: never."""
+Field = str | Callable[[R], Any]
+"""The name of a field, or the function that returns the value for a row."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A table; the page sorts it by each of its columns."""
-
-    title: str = ""
-    headings: Sequence[Heading]
-    lines: Sequence[Sequence[Cell]]
-    notes: Sequence[str] = ()
-    """Sentences below it."""
-    legend: Mapping[str, str] = field(default_factory=dict)
-    """The flags in use, each with its meaning."""
+def _text(value: object) -> str:
+    return "yes" if value is True else "no" if value is False else str(value)
 
 
 @dataclass(frozen=True)
@@ -102,48 +81,58 @@ class Column(Generic[R]):
     """A column: its heading, and the cell of each row."""
 
     heading: str
-    text: Callable[[R], str]
+    of: Field[R] = ""
+    """Gives the value of a row: None for an empty cell, or a whole `Cell`."""
+    kind: type[Any] | None = None
+    """The dataclass of the rows, if it documents the field."""
     _: KW_ONLY
+    form: Callable[[Any], str] = _text
+    """Writes a value."""
+    scale: float = 1.0
+    """Factor of the values of a column of numbers."""
     unit: str = ""
     about: str = ""
-    value: Callable[[R], float | None] | None = None
-    """The number that a column is sorted by; None: it holds words."""
-    tone: Callable[[R], Tone] | None = None
-    flags: Callable[[R], Sequence[str]] | None = None
-    """In a column of flags: those of a row, in place of the text."""
+    is_number: bool = False
+    """Whether cells are aligned at the right, and sorted by their value."""
     if_varied: bool = False
     """Whether it is left out if all rows have the same in it: the table's title names it then."""
-    is_number: bool = False
-    """Whether texts are aligned at the right without a ``value``."""
     can_wrap: bool = False
+    """Whether a terminal may break its cells."""
     gives_way: int = 0
-    """As in `Heading`."""
+    """The order in which columns are left out if a terminal is narrow, the largest first; 0: never."""
 
     @property
-    def head(self) -> Heading:
-        """The heading."""
-        return Heading(
-            text=self.heading,
-            unit=self.unit,
-            about=self.about,
-            is_number=self.is_number or self.value is not None,
-            can_wrap=self.can_wrap,
-            gives_way=self.gives_way,
-        )
+    def description(self) -> str:
+        """What the column holds, shown on hover and below the section's tables; empty if its heading says it."""
+        return self.about or (about(self.kind, self.of) if self.kind and isinstance(self.of, str) else "")
 
     def cell(self, row: R) -> Cell:
-        """The cell of a row."""
-        return Cell(
-            text=self.text(row),
-            value=None if self.value is None else self.value(row),
-            tone="" if self.tone is None else self.tone(row),
-            flags=() if self.flags is None else tuple(self.flags(row)),
-        )
+        """Return the cell of a row."""
+        value = attrgetter(self.of)(row) if isinstance(self.of, str) else self.of(row)
+        if isinstance(value, Cell) or value is None:
+            return value or Cell("")
+        if not self.is_number or isinstance(value, str):
+            return Cell(self.form(value))
+        scaled = value if self.scale == 1 else self.scale * value
+        return Cell(self.form(scaled), value=scaled)
 
     def is_needed(self, cells: Iterable[Cell]) -> bool:
         """Whether its cells hold anything to read."""
         texts = {(cell.text, cell.flags) for cell in cells}
         return len(texts) > 1 if self.if_varied else texts != {("", ())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table; the page sorts it by each of its columns."""
+
+    title: str = ""
+    columns: Sequence[Column[Any]]
+    lines: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
+    """Sentences below it."""
+    legend: Mapping[str, str] = field(default_factory=dict)
+    """The flags in use, each with its meaning."""
 
 
 def tabulate(rows: Iterable[R], columns: Sequence[Column[R]], *, title: str = "", keeps_empty: bool = False) -> Table:
@@ -154,7 +143,7 @@ def tabulate(rows: Iterable[R], columns: Sequence[Column[R]], *, title: str = ""
     used = {flag for _, cells in needed for cell in cells for flag in cell.flags}
     return Table(
         title=title,
-        headings=[column.head for column, _ in needed],
+        columns=[column for column, _ in needed],
         lines=list(zip(*(cells for _, cells in needed), strict=True)),
         legend={flag.name: flag.description for flag in FLAGS.values() if flag.name in used},
     )
@@ -173,9 +162,8 @@ def plain_table(
     """
     return Table(
         title=title,
-        headings=[
-            Heading(text=heading, is_number=words is not None and place >= words)
-            for place, heading in enumerate(headings)
+        columns=[
+            Column(heading, is_number=words is not None and place >= words) for place, heading in enumerate(headings)
         ],
         lines=[[Cell(cell) if isinstance(cell, str) else cell for cell in line] for line in lines],
     )
@@ -206,7 +194,7 @@ def make_table(
     table = tabulate([row for _, row in shown], columns, title=title)
     if len({name for name, _ in rows}) > 1:
         lines = [(Cell(name), *line) for (name, _), line in zip(shown, table.lines, strict=True)]
-        table = replace(table, headings=[Heading(text="run"), *table.headings], lines=lines)
+        table = replace(table, columns=[Column("run"), *table.columns], lines=lines)
     left_out = f"{grouped(len(shown))} of {grouped(len(rows))} rows; all of them are in {rest_in}."
     return replace(table, notes=[*([left_out] if len(shown) < len(rows) else []), *notes])
 
@@ -223,110 +211,76 @@ def make_tables(
     return [make_table(title, rows, columns, **options)] if rows else []
 
 
-# ------------------------------------------------------------------------------------------------ columns of fields
+# ---------------------------------------------------------------------------------------------------- kinds of columns
 
 
 def about(kind: type[Any], name: str) -> str:
-    """The documentation of a column of a CSV file."""
+    """Return the documentation of a column of a CSV file."""
     return str(kind.__dataclass_fields__[name].metadata.get("about", ""))
 
 
-Field = str | Callable[[Any], Any]
-"""The name of a field, or the function that returns its value for a row."""
+def number(heading: str, of: Field[R], kind: type[Any] | None = None, **options: Any) -> Column[R]:  # noqa: ANN401 - as in `Column`
+    """Return a column of numbers."""
+    return Column(heading, of, kind, **{"form": digits, "is_number": True, **options})
 
 
-def words(heading: str, of: Field, kind: type[Any] | None = None, **options: Any) -> Column[Any]:  # noqa: ANN401 - as in `Column`
-    """A column with the text of a field, documented in the dataclass ``kind``."""
-    value = _getter(of)
-    return Column(heading, lambda row: _text(value(row)), **{"about": _about(of, kind), **options})
-
-
-def number(
-    heading: str,
-    of: Field,
-    kind: type[Any] | None = None,
-    *,
-    form: Callable[[Any], str] = digits,
-    scale: float = 1.0,
-    **options: Any,  # noqa: ANN401 - as in `Column`
-) -> Column[Any]:
-    """A column with a number, times ``scale``, as ``form`` writes it; empty for None."""
-    get = _getter(of)
-
-    def value(row: Any) -> float | None:  # noqa: ANN401 - a row of any table
-        found: float | None = get(row)
-        return found if found is None or scale == 1 else scale * found
-
-    def text(row: Any) -> str:  # noqa: ANN401 - a row of any table
-        found = value(row)
-        return "" if found is None else form(found)
-
-    return Column(heading, text, **{"value": value, "about": _about(of, kind), **options})
-
-
-def _getter(of: Field) -> Callable[[Any], Any]:
-    return attrgetter(of) if isinstance(of, str) else of
-
-
-def _about(of: Field, kind: type[Any] | None) -> str:
-    return about(kind, of) if kind and isinstance(of, str) else ""
+def size_column(of: Field[R] = "message_bytes", kind: type[Any] | None = None) -> Column[R]:
+    """Return a column with the size of a message."""
+    return number("size", of, kind, form=format_size)
 
 
 def outcome(heading: str, name: str, kind: type[Any], **options: Any) -> Column[Any]:  # noqa: ANN401 - as in `Column`
-    """A column with a measured time, or one word that says why there is none."""
+    """Return a column with a measured time, or one word that says why there is none."""
 
-    def text(row: Any) -> str:  # noqa: ANN401 - a row of any table
-        return str(row.status) if row.status != "ok" else digits(getattr(row, name)) or "no time"
+    def cell(row: Any) -> Cell:  # noqa: ANN401 - a row of any table
+        value: float | None = getattr(row, name)
+        return Cell(digits(value) or "no time", value=value) if row.status == "ok" else status_cell(row.status, value)
 
-    options = {"about": about(kind, name), **options}
-    return Column(heading, text, value=attrgetter(name), tone=lambda row: tone_of(row.status), **options)
-
-
-def size_column(of: Field = "message_bytes", kind: type[Any] | None = None) -> Column[Any]:
-    """A column with the size of a message."""
-    return number("size", of, kind, form=format_size)
+    return Column(heading, cell, **{"about": about(kind, name), "is_number": True, **options})
 
 
 Ends = tuple[float | None, float | None]
 """The ends of an interval; None if unknown."""
 
 
-def ends(of: Field, *, heading: str = "95 % CI", **options: Any) -> Column[Any]:  # noqa: ANN401 - as in `Column`
-    """A column with an interval, of which ``of`` gives the `Ends`, and optionally a value as in `between`."""
-    get = _getter(of)
-    return Column(heading, lambda row: between(*get(row)), value=lambda row: get(row)[0], **options)
+def ends(of: Callable[[R], tuple[float | None, ...]], *, heading: str = "95 % CI", **options: Any) -> Column[R]:  # noqa: ANN401 - as in `Column`
+    """Return a column with an interval, of which ``of`` gives the `Ends`, and optionally a value as in `between`."""
+    return Column(heading, lambda row: Cell(between(*of(row)), value=of(row)[0]), is_number=True, **options)
 
 
 def interval(name: str, kind: type[Any], *, unit: str = "", is_bounded: bool = False) -> Column[Any]:
-    """A column with the 95 % interval of a field; one that ``is_bounded``, as a percentage is, is never too wide."""
+    """Return a column with a field's 95 % interval; one that ``is_bounded``, as a percentage is, is never too wide."""
 
-    def get(row: Any) -> tuple[float | None, ...]:  # noqa: ANN401 - a row of any table
+    def of(row: Any) -> tuple[float | None, ...]:  # noqa: ANN401 - a row of any table
         low, high, value = (getattr(row, f"{name}{part}") for part in ("_ci_low", "_ci_high", ""))
         return low, None if value is None else high, None if is_bounded else value
 
-    return ends(get, unit=unit, about=about(kind, f"{name}_ci_low").replace(", low end", ""))
+    return ends(of, unit=unit, about=about(kind, f"{name}_ci_low").replace(", low end", ""))
 
 
 def flag_column() -> Column[Any]:
-    """The column of flags."""
+    """Return the column of flags."""
 
-    def flags(row: Flagged) -> list[str]:
-        return [flag.name for flag in split_flags(row.flags)]
+    def cell(row: Flagged) -> Cell:
+        return Cell("", flags=tuple(flag.name for flag in split_flags(row.flags)))
 
-    return Column("flags", lambda _: "", about="warnings about the row; see below the table", flags=flags)
+    return Column("flags", cell, about="warnings about the row; see below the table")
 
 
-def _text(value: object) -> str:
-    return "" if value is None else "yes" if value is True else "no" if value is False else str(value)
+def status_cell(status: str, value: float | None = None) -> Cell:
+    """Return the cell of a status."""
+    return Cell(status, value=value, tone=tone_of(status))
 
 
 def tone_of(status: str) -> Tone:
-    """The tone of a row with a status."""
+    """Return the tone of a row with a status."""
     return "" if status == "ok" else "quiet" if status == "unsupported" else "bad"
 
 
-#: The tone of a verdict; none for other verdicts.
-VERDICT_TONES: Mapping[str, Tone] = {"faster": "good", "slower": "bad", "inconclusive": "warning"}
+def verdict_cell(verdict: str) -> Cell:
+    """Return the cell of a verdict."""
+    tones: Mapping[str, Tone] = {"faster": "good", "slower": "bad", "inconclusive": "warning"}
+    return Cell(str(verdict), tone=tones.get(verdict, ""))
 
 
 # ------------------------------------------------------------------------------------------------------ the terminal
@@ -338,10 +292,9 @@ def printed(table: Table, **options: Any) -> RichTable:  # noqa: ANN401 - rich's
     if not table.title:
         looks = {"box": box.SIMPLE_HEAD, "pad_edge": False, "show_edge": False}
     made = RichTable(**looks | options)
-    for heading in table.headings:
-        made.add_column(
-            Text(heading.text), justify="right" if heading.is_number else "left", no_wrap=not heading.can_wrap
-        )
+    for column in table.columns:
+        justify: Literal["left", "right"] = "right" if column.is_number else "left"
+        made.add_column(Text(column.heading), justify=justify, no_wrap=not column.can_wrap)
     for line in table.lines:
         made.add_row(*(Text(cell.text, style=_STYLES[cell.tone]) for cell in line))
     return made
@@ -357,20 +310,20 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table, and the names of columns that did not fit."""
-        headings = list(self.table.headings)
+        columns = list(self.table.columns)
         left_out: list[str] = []
         unlimited = options.update(width=_UNLIMITED)
-        while console.measure(made := self._printed(headings), options=unlimited).maximum > options.max_width:
-            heading = max(headings, key=lambda heading: heading.gives_way)
-            if not heading.gives_way:
+        while console.measure(made := self._printed(columns), options=unlimited).maximum > options.max_width:
+            column = max(columns, key=lambda column: column.gives_way)
+            if not column.gives_way:
                 break
-            headings.remove(heading)
-            left_out.append(heading.text.replace("\n", " ").strip())
+            columns.remove(column)
+            left_out.append(column.heading.replace("\n", " ").strip())
         yield made
         if left_out:
             yield Text(f"No space for {', '.join(left_out)}: see {self.file}.", style="dim")
 
-    def _printed(self, headings: Sequence[Heading]) -> RichTable:
-        kept = [heading in headings for heading in self.table.headings]
+    def _printed(self, columns: Sequence[Column[Any]]) -> RichTable:
+        kept = [column in columns for column in self.table.columns]
         lines = [list(itertools.compress(line, kept)) for line in self.table.lines]
-        return printed(replace(self.table, headings=headings, lines=lines), collapse_padding=True)
+        return printed(replace(self.table, columns=columns, lines=lines), collapse_padding=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rich.console import Group, RenderableType
@@ -11,7 +12,7 @@ from rich.text import Text
 from commbench.analysis.prediction.curves import Curve, Segment
 from commbench.analysis.prediction.network import LEAST_SIZES, CurveKey, NetworkModel
 from commbench.analysis.runs import network_model
-from commbench.report.columns import Column, Ends, Field, Table, ends, make_tables, number, printed, tabulate, words
+from commbench.report.columns import Column, Ends, Field, Table, ends, make_tables, number, printed, tabulate
 from commbench.report.formats import digits, microseconds, percent
 from commbench.results import MODEL, Run
 from commbench.units import counted, format_size, three_digits, time_unit
@@ -115,10 +116,10 @@ def _rate_interval(line: _Line) -> str:
     return f"[{', '.join(map(_rate_text, line.rates))}]" if is_known else "unknown"
 
 
-def _once(heading: str, text: Field, *, is_number: bool = False) -> Column[_Line]:
+def _once(heading: str, of: Field[_Line], *, is_number: bool = False) -> Column[_Line]:
     """Return a column about the curve, which is empty below its first segment."""
-    column = words(heading, text, is_number=is_number)
-    return Column(heading, lambda line: "" if line.place else column.text(line), is_number=is_number)
+    column = Column(heading, of, is_number=is_number)
+    return replace(column, of=lambda line: None if line.place else column.cell(line))
 
 
 _PRINTED: tuple[Column[_Line], ...] = (
@@ -158,10 +159,10 @@ def _two_digits(value: float) -> str:
 
 
 _COLUMNS: tuple[Column[_Line], ...] = (
-    words("operation", "key.operation"),
-    words("pattern", "key.pattern", if_varied=True),
-    words("backend", "key.backend"),
-    words("dtype", "key.dtype", if_varied=True),
+    Column("operation", "key.operation"),
+    Column("pattern", "key.pattern", if_varied=True),
+    Column("backend", "key.backend"),
+    Column("dtype", "key.dtype", if_varied=True),
     number("ranks", "key.world_size", form=str),
     number("from", "segment.from_bytes", form=format_size),
     number("to", "segment.to_bytes", form=format_size),
@@ -173,7 +174,7 @@ _COLUMNS: tuple[Column[_Line], ...] = (
         unit="GB/s",
         about="algorithm bandwidth without the start-up; bus bandwidth is that times the operation's factor",
     ),
-    ends("rates", unit="GB/s", about="of the rate"),
+    ends(lambda line: line.rates, unit="GB/s", about="of the rate"),
     number(
         "worst residual",
         "residual",

@@ -13,7 +13,7 @@ from commbench.analysis.prediction.curves import ASSUMED_ERROR
 from commbench.analysis.prediction.forecast import AnyForecast, BreakEvenForecast, CollectiveForecast, StepForecast
 from commbench.analysis.prediction.hops import FittedHop
 from commbench.analysis.prediction.larger import GrowingNetwork
-from commbench.report.columns import Cell, Column, Tone, number, plain_table, printed, tabulate, words
+from commbench.report.columns import Cell, Column, Tone, number, plain_table, printed, tabulate
 from commbench.report.formats import microseconds, percent, short, time_with_interval
 from commbench.units import counted, format_size, three_digits
 
@@ -138,7 +138,7 @@ def render_collectives(rows: Iterable[CollectiveForecast]) -> list[RenderableTyp
         useless = _is_useless(group[0].held_out_error)
         columns: tuple[Column[CollectiveForecast], ...] = (
             Column("size", lambda row: format_size(row.message_bytes)),
-            words("ranks", "world_size", is_number=True),
+            Column("ranks", "world_size", is_number=True),
             Column(f"predicted time {level}", _time, is_number=True),
             number("busbw GB/s", "busbw_GBps", form=_nothing if useless else short),
             Column("algorithm", lambda row: _algorithm(row.algorithm)),

@@ -14,19 +14,7 @@ from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import FLAGS, split_flags
 from commbench.engine.records import OverlapRow, Row
 from commbench.errors import shared_cause
-from commbench.report.columns import (
-    Cell,
-    Column,
-    Flagged,
-    Heading,
-    Table,
-    number,
-    printed,
-    size_column,
-    tabulate,
-    tone_of,
-    words,
-)
+from commbench.report.columns import Cell, Column, Flagged, Table, number, printed, size_column, tabulate, tone_of
 from commbench.report.formats import launches_of, microseconds, percent, short, time_with_interval
 from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
 from commbench.results.info import RunInfo
@@ -83,23 +71,21 @@ def render_overheads(overheads: Sequence[Overhead]) -> RenderableType:
     return table if all(map(measures_interconnect, overheads)) else Group(Text(TIME_SLICES, style="yellow"), table)
 
 
-_NAMES = (words("backend", "backend"), words("operation", "operation"))
-
-
 def _times(**headings: str) -> list[Column[Any]]:
     """Return columns of times in microseconds: headings by field."""
     return [number(heading, name, form=microseconds) for name, heading in headings.items()]
 
 
-_OVERLAP = (
-    *_NAMES,
+_OVERLAP: tuple[Column[OverlapRow], ...] = (
+    Column("backend", "backend"),
+    Column("operation", "operation"),
     size_column(lambda row: row.message_bytes or 0),
     *_times(overall_us="overall", compute_us="compute", pure_us="pure comm."),
     number("overlap", "overlap_percent", form="{:.0f} %".format),
 )
-_OVERHEADS = (
-    _NAMES[1],
-    words("pattern", "pattern"),
+_OVERHEADS: tuple[Column[Overhead], ...] = (
+    Column("operation", "operation"),
+    Column("pattern", "pattern"),
     size_column(lambda row: row.message_bytes or None),
     *_times(direct_us="NCCL alone", through_us="through torch"),
     number("added", "added_us", form="{:.1f} us".format),
@@ -164,11 +150,11 @@ def _measure(columns: Columns, groups: int) -> int:
 
 def _build_table(columns: Columns, groups: int) -> Table:
     rated = any(row.algbw_GBps is not None for column in columns.values() for row in column)
-    headings = [Heading(text="\nsize", is_number=True), *([Heading(text="\ngroup")] if groups > 1 else [])]
+    printed_columns: list[Column[Any]] = [number("\nsize", ""), *([Column("\ngroup")] if groups > 1 else [])]
     for name in columns:
-        headings.append(Heading(text=f"{name}\ntime [95 % CI]"))
-        headings += [Heading(text=f"{rate}\nGB/s", is_number=True) for rate in ("algbw", "busbw") if rated]
-        headings.append(Heading(text="\n"))
+        printed_columns.append(Column(f"{name}\ntime [95 % CI]"))
+        printed_columns += [number(f"{rate}\nGB/s", "") for rate in ("algbw", "busbw") if rated]
+        printed_columns.append(Column("\n"))
     sizes = sorted({row.message_bytes for column in columns.values() for row in column}, key=lambda size: size or 0)
     lines: list[list[Cell]] = []
     for size in sizes:
@@ -177,7 +163,7 @@ def _build_table(columns: Columns, groups: int) -> Table:
         for line in _group_lines(at_size, groups, rated=rated) if groups > 1 else _lines(at_size, rated=rated):
             lines.append([Cell(label), *line])
             label = label if groups <= 1 else ""
-    return Table(headings=headings, lines=lines)
+    return Table(columns=printed_columns, lines=lines)
 
 
 def _lines(at_size: Sequence[Sequence[Row]], *, rated: bool) -> Iterable[list[Cell]]:

@@ -14,7 +14,7 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import has_flag
 from commbench.hooks.registry import hook_words
-from commbench.report.columns import VERDICT_TONES, Column, FittedTable, number, printed, tabulate, tone_of, words
+from commbench.report.columns import Cell, Column, FittedTable, number, printed, tabulate, tone_of, verdict_cell
 from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
 from commbench.report.table import failures, legend, marks_of, reasons, warnings_for
 from commbench.results import DDP, PREDICTIONS, Run
@@ -105,28 +105,28 @@ def _step(row: TrainingRow) -> str:
 
 def _if_timed(column: Column[TrainingRow]) -> Column[TrainingRow]:
     """Return the column with empty cells for rows without a time."""
-    return replace(column, text=lambda row: column.text(row) if row.status == "ok" and row.step_ms is not None else "")
+    return replace(column, of=lambda row: column.cell(row) if row.status == "ok" and row.step_ms is not None else None)
 
 
 _COLUMNS: tuple[Column[TrainingRow], ...] = (
     Column("\nhook", hook_label),
-    words("buckets\nMiB", "bucket_cap_mb"),
+    Column("buckets\nMiB", "bucket_cap_mb"),
     _if_timed(number("\nno.", "bucket_count", form=short, gives_way=4)),
-    Column("step\nms [95 % CI]", _step, tone=lambda row: tone_of(row.status)),
+    Column("step\nms [95 % CI]", lambda row: Cell(_step(row), tone=tone_of(row.status))),
     *map(
         _if_timed,
         (
             Column(
                 "speedup\n[95 % CI]", lambda row: with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2)
             ),
-            words("\nverdict", "verdict", tone=lambda row: VERDICT_TONES.get(row.verdict, "")),
+            Column("\nverdict", lambda row: verdict_cell(row.verdict)),
             number("exposed\nms", "exposed_comm_ms", form=short, gives_way=1),
             number("sent\nMB", "sent_MB_per_step", form=short, gives_way=2),
             number("loss,\nsteps", "loss_equal_steps", form="{:.4g}".format, gives_way=3),
             number("loss,\ntime", "loss_equal_time", form="{:.4g}".format, gives_way=5),
             number("\nmetric", "metric", form="{:.4g}".format, gives_way=6),
             number("to target\ns", "time_to_target_s", form=short, gives_way=7),
-            Column("\n", marks_of, tone=lambda _: "warning"),
+            Column("\n", lambda row: Cell(marks_of(row), tone="warning")),
         ),
     ),
 )
@@ -242,7 +242,7 @@ def _bounds(row: PredictionRow) -> str:
 
 _PREDICTED: tuple[Column[PredictionRow], ...] = (
     Column("\nhook", hook_label),
-    words("buckets\nMiB", "bucket_cap_mb"),
+    Column("buckets\nMiB", "bucket_cap_mb"),
     number("step, ms\npredicted", "predicted_step_ms", form=three_digits),
     Column("overlap:\n[full, none]", _bounds, is_number=True),
     number("\nmeasured", "step_ms", form=three_digits),

@@ -93,7 +93,7 @@ def test_a_page_says_what_its_energies_count() -> None:
     """Name it in every row of a table, and nothing where there is no energy."""
     run = run_of([*metered("gpu", backend="nccl"), *metered("cpu+gpu")])
     (table,) = energy_section([run]).tables
-    place = [heading.text for heading in table.headings].index("energy of")
+    place = [column.heading for column in table.columns].index("energy of")
     by_backend = {line[1].text: line[place].text for line in table.lines}
     assert {"nccl": "the GPUs alone", "mpi": "processors and GPUs"} == by_backend
     trained = training_run_of(launches_of(20.0, energy_J=8.0, energy_of="cpu"))
@@ -105,7 +105,7 @@ def test_a_page_says_what_its_energies_count() -> None:
 def texts_in(run: Run) -> list[str]:
     """Return what the tables of a page say."""
     tables = [table for section in make_page([run], [], beside=False).sections for table in section.tables]
-    headings = [heading.text for table in tables for heading in table.headings]
+    headings = [column.heading for table in tables for column in table.columns]
     return headings + [cell.text for table in tables for line in table.lines for cell in line]
 
 

@@ -16,7 +16,7 @@ from commbench.analysis.comparison.words import (
     summary,
     times_of,
 )
-from commbench.report.columns import VERDICT_TONES, Column, printed, tabulate
+from commbench.report.columns import Column, printed, tabulate, verdict_cell
 
 
 def render_comparison(table: ComparisonTable, threshold: float | None = None) -> RenderableType:
@@ -32,11 +32,7 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
         Column("A", lambda case: times_of(case)[0], is_number=True),
         Column("B", lambda case: times_of(case)[1], is_number=True),
         Column("B / A [CI]", lambda case: ratio_of(case.comparison)),
-        Column(
-            "verdict",
-            lambda case: str(case.comparison.verdict),
-            tone=lambda case: VERDICT_TONES.get(case.comparison.verdict, ""),
-        ),
+        Column("verdict", lambda case: verdict_cell(case.comparison.verdict)),
         Column("detectable", lambda case: detectable_of(case.comparison), is_number=True),
         Column("more", lambda case: further_of(case.comparison.further), is_number=True),
     )

@@ -17,6 +17,7 @@ from commbench.collectives.patterns import makes_groups, pattern_order
 from commbench.engine.records import OverlapRow, Row
 from commbench.report.columns import (
     MOST_LINES,
+    Cell,
     Column,
     Named,
     Table,
@@ -28,8 +29,7 @@ from commbench.report.columns import (
     number,
     outcome,
     size_column,
-    tone_of,
-    words,
+    status_cell,
 )
 from commbench.report.groups import groups_in, name_slowest
 from commbench.report.scaling import growth_text
@@ -73,7 +73,7 @@ def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
     columns: list[Column[Row]] = [
         size_column("message_bytes", Row),
         Column("backend", lambda row: names[id(row)]),
-        *(words(name.replace("_", " "), name, Row, if_varied=True) for name in _UNIQUE[1:]),
+        *(Column(name.replace("_", " "), name, Row, if_varied=True) for name in _UNIQUE[1:]),
         outcome("time", "time_us", Row, unit="us", about=about_time),
         interval("time_us", Row, unit="us"),
         number("p95", "time_us_p95", Row, unit="us"),
@@ -129,19 +129,19 @@ class _GrowthLine(NamedTuple):
 def growth_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate time against the number of ranks: a line for each case and number of ranks."""
     columns: list[Column[_GrowthLine]] = [
-        words("operation", "growth.case.operation"),
-        words("pattern", "growth.case.pattern", if_varied=True),
-        words("backend", "growth.case.backend"),
+        Column("operation", "growth.case.operation"),
+        Column("pattern", "growth.case.pattern", if_varied=True),
+        Column("backend", "growth.case.backend"),
         size_column(lambda line: line.growth.case.message_bytes if line.growth.case.dtype else None),
         number("ranks", "ranks", form=str),
         number("time", "row.time_us", unit="us"),
         Column(
             "growth",
-            lambda line: growth_text(line.growth),
+            lambda line: Cell(growth_text(line.growth), value=line.growth.ratio),
             about="time on the most ranks over time on the fewest, with its 95 % interval",
-            value=lambda line: line.growth.ratio,
+            is_number=True,
         ),
-        words("grows with", "growth.law"),
+        Column("grows with", "growth.law"),
     ]
     return make_tables("Time over the number of ranks", runs, _growth_lines, columns, rest_in=SUMMARY)
 
@@ -153,8 +153,8 @@ def _growth_lines(run: Run) -> list[_GrowthLine]:
 def overlap_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate non-blocking collectives, as OSU prints them."""
     columns: list[Column[OverlapRow]] = [
-        words("operation", "operation", OverlapRow),
-        words("backend", "backend", OverlapRow),
+        Column("operation", "operation", OverlapRow),
+        Column("backend", "backend", OverlapRow),
         size_column("message_bytes", OverlapRow),
         number("overall", "overall_us", OverlapRow, unit="us"),
         number("compute", "compute_us", OverlapRow, unit="us"),
@@ -168,8 +168,8 @@ def overlap_tables(runs: Sequence[Run]) -> list[Table]:
 def overhead_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the time that a framework's call adds to the library's call."""
     columns: list[Column[Overhead]] = [
-        words("operation", "operation", Overhead),
-        words("pattern", "pattern", Overhead, if_varied=True),
+        Column("operation", "operation", Overhead),
+        Column("pattern", "pattern", Overhead, if_varied=True),
         size_column("message_bytes", Overhead),
         number("NCCL alone", "direct_us", Overhead, unit="us"),
         number("through torch", "through_us", Overhead, unit="us"),
@@ -185,11 +185,11 @@ def overhead_tables(runs: Sequence[Run]) -> list[Table]:
 def straggler_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the stragglers."""
     columns: list[Column[Straggler]] = [
-        words("what", "kind"),
-        words("name", "name"),
+        Column("what", "kind"),
+        Column("name", "name"),
         number("times as long", "factor", about="time relative to its typical peer"),
         ends(lambda straggler: (*straggler.ci, straggler.factor) if straggler.ci else (None, None)),
-        words("seen in", "evidence"),
+        Column("seen in", "evidence"),
     ]
     return make_tables(
         "Slower than their peers", runs, lambda run: straggler_findings(run).stragglers, columns, rest_in="run.json"
@@ -219,15 +219,15 @@ def pair_tables(runs: Sequence[Run]) -> list[Table]:
 
 _PAIR_COLUMNS: list[Column[PairRow]] = [
     number("from", "source", about="rank that sends", form=str),
-    words("host", "source_host", PairRow),
+    Column("host", "source_host", PairRow),
     number("to", "target", about="rank that receives", form=str),
-    words("host", "target_host", PairRow),
+    Column("host", "target_host", PairRow),
     number("time", "time_us", PairRow, unit="us"),
     interval("time_us", PairRow, unit="us"),
     number("p95", "time_us_p95", PairRow, unit="us"),
     number("bandwidth", "algbw_GBps", PairRow, unit="GB/s"),
     number("over the typical", "ratio_to_typical", PairRow),
-    words("status", "status", if_varied=True, tone=lambda row: tone_of(row.status)),
+    Column("status", lambda row: status_cell(row.status), if_varied=True),
     flag_column(),
 ]
 
@@ -235,9 +235,9 @@ _PAIR_COLUMNS: list[Column[PairRow]] = [
 def energy_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the energy of operations and steps that have one."""
     columns: list[Column[Row]] = [
-        words("operation", "operation", Row),
-        words("pattern", "pattern", Row, if_varied=True),
-        words("backend", "backend", Row),
+        Column("operation", "operation", Row),
+        Column("pattern", "pattern", Row, if_varied=True),
+        Column("backend", "backend", Row),
         size_column("message_bytes", Row),
         outcome("time", "time_us", Row, unit="us", about=explain_time(runs)),
         number("energy", "energy_J", Row, unit="J"),

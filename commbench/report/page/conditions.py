@@ -20,8 +20,8 @@ from commbench.report.columns import (
     make_tables,
     number,
     plain_table,
+    status_cell,
     tone_of,
-    words,
 )
 from commbench.report.formats import grouped
 from commbench.report.page.parts import Code, Fact
@@ -129,22 +129,22 @@ Pair = tuple[str, str]
 def runs_table(runs: Sequence[Run]) -> Table:
     """A line for each run: what it measured, where, when, and its state."""
     columns: list[Column[Run]] = [
-        words("run", "name"),
-        words("began", lambda run: when(run.info)),
+        Column("run", "name"),
+        Column("began", lambda run: when(run.info)),
         _entry("suite"),
         number("ranks", lambda run: run.info.get("world_size")),
         number("hosts", lambda run: run.info.get("nodes")),
         _entry("budget"),
         number("launches", lambda run: len(run.info.get("launches") or ()), form=str),
-        words("commit of commbench", lambda run: str(run.info.get("git_commit") or "")[:12]),
+        Column("commit of commbench", lambda run: str(run.info.get("git_commit") or "")[:12]),
         _entry("status"),
-        words("directory", "path"),
+        Column("directory", "path"),
     ]
     return make_table("The runs", [("", run) for run in runs], columns)
 
 
 def _entry(name: str) -> Column[Run]:
-    return words(name, lambda run: run.info.get(name) or "")
+    return Column(name, lambda run: run.info.get(name) or "")
 
 
 def differences_table(runs: Sequence[Run]) -> Table | None:
@@ -222,7 +222,7 @@ def _shared(hosts: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def _varied(title: str, hosts: Sequence[Mapping[str, str]], shared: set[str]) -> Table:
     """A line for each host with the facts that differ between hosts."""
     names = dict.fromkeys(name for host in hosts for name in host if name not in shared)
-    columns = [words(name, methodcaller("get", name, "")) for name in names]
+    columns = [Column(name, methodcaller("get", name, "")) for name in names]
     return make_table(title, [("", host) for host in hosts], columns, rest_in="run.json")
 
 
@@ -232,16 +232,15 @@ def _varied(title: str, hosts: Sequence[Mapping[str, str]], shared: set[str]) ->
 def launch_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the outcome of each launch; no table without launches."""
     columns: list[Column[Launch]] = [
-        words("stage", lambda launch: launch.get("stage") or ""),
+        Column("stage", lambda launch: launch.get("stage") or ""),
         number("launch", lambda launch: launch.get("launch"), form=str),
-        words("began", lambda launch: str(launch.get("started") or "").replace("T", " ").partition("+")[0]),
+        Column("began", lambda launch: str(launch.get("started") or "").replace("T", " ").partition("+")[0]),
         *(_seconds(heading, name) for heading, name in _SPENT.items()),
-        words(
+        Column(
             "status",
-            lambda launch: launch.get("status") or "",
-            tone=lambda launch: tone_of(str(launch.get("status") or "ok")),
+            lambda launch: Cell(str(launch.get("status") or ""), tone=tone_of(str(launch.get("status") or "ok"))),
         ),
-        words("reason", lambda launch: launch.get("reason") or ""),
+        Column("reason", lambda launch: launch.get("reason") or ""),
     ]
     return make_tables("Launches", runs, lambda run: run.info.get("launches") or (), columns, rest_in="run.json")
 
@@ -268,7 +267,7 @@ def missing_table(runs: Sequence[Run]) -> Table | None:
             alike.setdefault((run.name, row.status, shared_cause(row.reason_code, row.reason)), []).append((what, row))
     lines = [(key[0], members) for key, members in alike.items()]
     columns: list[Column[list[tuple[str, Flagged]]]] = [
-        Column("status", lambda line: line[0][1].status, tone=lambda line: tone_of(line[0][1].status)),
+        Column("status", lambda line: status_cell(line[0][1].status)),
         number("rows", len, form=str),
         Column("what", lambda line: _listed([what for what, _ in line])),
         Column("reason", lambda line: line[0][1].reason),

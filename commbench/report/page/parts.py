@@ -67,8 +67,8 @@ class Section:
     @property
     def columns(self) -> list[tuple[str, str]]:
         """The headings of its tables that need a word, each with what it means."""
-        headings = (heading for table in self.tables for heading in table.headings if heading.about)
-        return list(dict.fromkeys((heading.text, heading.about) for heading in headings))
+        described = (column for table in self.tables for column in table.columns if column.description)
+        return list(dict.fromkeys((column.heading, column.description) for column in described))
 
     @property
     def is_empty(self) -> bool:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from commbench.ddp.plan.records import TrainingRow
 from commbench.report.columns import (
-    VERDICT_TONES,
+    Cell,
     Column,
     Table,
+    about,
     ends,
     flag_column,
     interval,
     make_table,
     number,
     outcome,
-    words,
+    verdict_cell,
 )
 from commbench.report.page.collectives import energy_column
 from commbench.report.training import (
@@ -47,21 +49,25 @@ def training_tables(runs: Sequence[Run]) -> list[Table]:
     return tables
 
 
-def _cap(row: TrainingRow | PredictionRow) -> float | None:
-    """The first number of a bucket size, as sort key."""
-    first = row.bucket_cap_mb.partition("+")[0]
-    return _DEFAULT_PLACE if first == "default" else float(first) if first else None
+def _bucket_column(about: str) -> Column[Any]:
+    """Return the column of bucket sizes, which are sorted by their first number."""
+
+    def cell(row: TrainingRow | PredictionRow) -> Cell:
+        first = row.bucket_cap_mb.partition("+")[0]
+        return Cell(row.bucket_cap_mb, value=_DEFAULT_PLACE if first == "default" else float(first) if first else None)
+
+    return Column("buckets", cell, unit="MiB", about=about, is_number=True)
 
 
 _COLUMNS: list[Column[TrainingRow]] = [
     Column("hook", hook_label, about="DDP communication hook, as it is typed"),
-    words("buckets", "bucket_cap_mb", TrainingRow, unit="MiB", value=_cap),
+    _bucket_column(about(TrainingRow, "bucket_cap_mb")),
     number("count", "bucket_count", TrainingRow),
     outcome("step", "step_ms", TrainingRow, unit="ms"),
     interval("step_ms", TrainingRow, unit="ms"),
     number("speedup", "speedup", TrainingRow),
     interval("speedup", TrainingRow),
-    words("verdict", "verdict", TrainingRow, tone=lambda row: VERDICT_TONES.get(row.verdict, "")),
+    Column("verdict", lambda row: verdict_cell(row.verdict), about=about(TrainingRow, "verdict")),
     number("efficiency", "scaling_efficiency", TrainingRow, unit="%", scale=100),
     number("exposed", "exposed_comm_ms", TrainingRow, unit="ms"),
     number("sent", "sent_MB_per_step", TrainingRow, unit="MB"),
@@ -102,7 +108,7 @@ def _error(row: PredictionRow) -> str:
 
 _PREDICTED: list[Column[PredictionRow]] = [
     Column("hook", hook_label, about="as in ddp.csv"),
-    words("buckets", "bucket_cap_mb", unit="MiB", value=_cap),
+    _bucket_column(""),
     number("predicted step", "predicted_step_ms", PredictionRow, unit="ms"),
     ends(
         _overlap,
@@ -116,8 +122,8 @@ _PREDICTED: list[Column[PredictionRow]] = [
         "error",
         unit="%",
         about="predicted less measured, over measured; fitted: the prediction rests on this measurement",
-        text=_error,
-        value=lambda row: row.error,
+        of=lambda row: Cell(_error(row), value=row.error),
+        is_number=True,
     ),
     number("predicted speedup", "predicted_speedup", PredictionRow),
     number("measured speedup", "speedup", PredictionRow),
