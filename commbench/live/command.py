@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import itertools
 import os
 import shutil
@@ -120,10 +121,11 @@ def tune_training(command: Sequence[str], options: LiveOptions) -> int:
         say(f"the training is not tuned, because --out {out} cannot be written ({reason}).")
         return _run(command, os.environ)
     check_run(out, options.workload)
-    environment = _environment(options, os.environ)
-    code = _run(_carrying(command), environment)
-    if identify(os.environ).rank == 0:
-        _conclude(options)
+    with tempfile.TemporaryDirectory(prefix="commbench-") as directory:
+        witnessed = dataclasses.replace(options, witness=str(Path(directory) / "witness"))
+        code = _run(_carrying(command), _environment(witnessed, os.environ))
+        if identify(os.environ).rank == 0:
+            _conclude(witnessed)
     return code
 
 

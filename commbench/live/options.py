@@ -44,6 +44,8 @@ class LiveOptions:
     """The command of the training."""
     invocation: str = ""
     """A text by which the command finds the launches of run.json that it caused."""
+    witness: str = ""
+    """Path of a file by which ranks tell the command on their host that they were tuned; empty: no command waits."""
 
     def to_json(self) -> JsonObject:
         """Return plain lists, numbers and texts."""

@@ -296,6 +296,8 @@ def _finish(store: Store, conclusion: Recommendation | None) -> None:
 def complete(options: LiveOptions) -> list[str]:
     """Finish the runs that a training has begun, after it has ended; return the conclusions in lines for people."""
     lines = [line for path in _runs_of(options) for line in _completed(path)]
+    if not lines and options.witness and Path(options.witness).exists():
+        return [f"The ranks of this host were tuned. Rank 0, on another host, has the results in {options.out}."]
     return lines or [NOTHING_TUNED]
 
 

@@ -12,6 +12,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -168,6 +169,9 @@ class LiveTuning:
             return
         self._settings = [TrainingCase.from_key(key) for key in keys]
         self._switch = Switch(self._model, self._settings[0])
+        if self.options.witness:
+            with contextlib.suppress(OSError):  # the command waits on another host
+                Path(self.options.witness).touch()
 
     def _plan(self, original: TrainingCase, session: Session) -> tuple[list[str], str]:
         """Return the keys of the settings, or why there is no tuning; on rank 0."""

@@ -1,5 +1,6 @@
 """Tests of ``commbench tune -- COMMAND`` around the training: refusals, start, signals, output and exit codes."""
 
+import dataclasses
 import contextlib
 import errno
 import os
@@ -299,7 +300,9 @@ def test_the_environment_reaches_the_ranks(started: Started, options: LiveOption
     words, environment = started(["true"])
     assert ["true"] == words
     assert str(SITE) == environment["PYTHONPATH"]
-    assert options == LiveOptions.loads(environment[VARIABLE])
+    reached = LiveOptions.loads(environment[VARIABLE])
+    assert options == dataclasses.replace(reached, witness="")
+    assert not Path(reached.witness).parent.exists()
     _, environment = started(["true"], PYTHONPATH="/own:/other")
     assert f"{SITE}:/own:/other" == environment["PYTHONPATH"]
 

@@ -172,10 +172,18 @@ def test_only_launches_of_the_command_are_its_conclusion(tmp_path: Path) -> None
     """Say that nothing was tuned where the launches in the directory are of an earlier command, or there are none."""
     out = tmp_path / "mine"
     (line,) = complete(make_options(out))
-    assert line.startswith("Nothing was tuned: no model was trained in DistributedDataParallel")
+    assert line.startswith("Nothing was tuned: a line above says why, or no model was trained")
     make_live_run(out)
     (line,) = complete(make_options(out, invocation="second"))
     assert line.startswith("Nothing was tuned")
+
+
+def test_a_host_without_rank_0_says_where_the_results_are(tmp_path: Path) -> None:
+    """Do not say that nothing was tuned on a host whose ranks were tuned."""
+    witness = tmp_path / "witness"
+    witness.touch()
+    (line,) = complete(make_options(tmp_path / "mine", witness=str(witness)))
+    assert line.startswith("The ranks of this host were tuned.")
 
 
 def test_every_model_has_its_conclusion(tmp_path: Path) -> None:
