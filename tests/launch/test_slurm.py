@@ -247,7 +247,7 @@ def test_the_cluster_leaves_nothing_behind() -> None:
 def test_a_training_under_tune_gets_what_attaches_it(cluster: Cluster, tmp_path: Path, export: str) -> None:
     """Start a training on both nodes by srun: its tasks see both variables, whatever srun exports."""
     script = 'echo "$SLURM_PROCID ${PYTHONPATH%%:*} ${COMMBENCH_TUNE:+set}"'
-    tune = (*COMMBENCH, "tune", "--out", str(tmp_path / "out"), "--")
+    tune = (*commbench(), "tune", "--out", str(tmp_path / "out"), "--")
     out = run_task(cluster, "salloc", "-Q", "-N2", *tune, "srun", export, "-n", "2", "/bin/sh", "-c", script)
     site = ROOT / "commbench" / "live" / "site"
     assert {f"0 {site} set", f"1 {site} set"} == {line for line in out.splitlines() if line.endswith(" set")}

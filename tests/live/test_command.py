@@ -1,7 +1,7 @@
 """Tests of ``commbench tune -- COMMAND`` around the training: refusals, start, signals, output and exit codes."""
 
-import dataclasses
 import contextlib
+import dataclasses
 import errno
 import os
 import shutil

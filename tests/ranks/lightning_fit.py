@@ -43,4 +43,5 @@ trainer = lightning.Trainer(
 )
 trainer.fit(model, DataLoader(TensorDataset(torch.randn(4000, 256)), batch_size=8))
 parameters = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-print("DIGEST", hashlib.sha256(parameters).hexdigest(), flush=True)
+sys.stdout.write(f"DIGEST {hashlib.sha256(parameters).hexdigest()}\n")
+sys.stdout.flush()

@@ -1,0 +1,55 @@
+"""Unmodified trainings of HuggingFace Trainer and Lightning under ``commbench tune -- COMMAND``."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from launching import RANKS
+
+from commbench.results import load_run
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
+
+STEPS, TUNED = 90, 80
+#: Each framework's package, its script, and what starts the ranks; Lightning starts its second rank itself.
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+FRAMEWORKS = {"transformers": ("trainer.py", TORCHRUN), "lightning": ("lightning_fit.py", ())}
+
+
+def run(words: Sequence[str], directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run a Python command to its end."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, *words]
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def digests(output: str) -> set[str]:
+    """Return the digests of the parameters that ranks have printed, perhaps in one line."""
+    return set(re.findall(r"\b[0-9a-f]{64}\b", output))
+
+
+@pytest.mark.parametrize("framework", ["transformers", pytest.param("lightning", marks=pytest.mark.slow)])
+def test_an_unmodified_training_is_tuned_and_ends_alike(framework: str, tmp_path: Path) -> None:
+    """Train with and without tuning: parameters are equal to the bit, and the run names the framework."""
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"needs {framework}")
+    script, start = FRAMEWORKS[framework]
+    training = [*start, str(RANKS / script), str(STEPS), str(tmp_path / "output")]
+    plain = run(training, tmp_path)
+    assert 0 == plain.returncode, plain.stderr
+    tune = ["-m", "commbench", "tune", "--steps", str(TUNED), "--out", "tuned", "--", sys.executable]
+    tuned = run([*tune, *training], tmp_path)
+    assert 0 == tuned.returncode, tuned.stderr
+    assert 1 == len(digests(plain.stdout) | digests(tuned.stdout))
+    result = load_run(tmp_path / "tuned")
+    assert framework == result.info["framework"]
+    assert len({record.case.bucket_cap_mb for record in result.training_records}) > 1
+    assert f"{script} on 2 ranks" in tuned.stderr
+    assert "commbench" not in tuned.stdout
