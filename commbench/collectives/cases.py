@@ -196,61 +196,43 @@ class Sweep:
         names = itertools.product(
             self.operations, self.backends, self.dtypes, self.redops, self.patterns, self.algorithms
         )
-        return (
-            case
-            for operation, backend, dtype, redop, pattern, algorithm in names
-            for root in self.roots
-            for size in self.sizes
-            for case in self._variants(
-                world_size=world_size,
-                operation=_entry(operation, pattern, world_size),
-                backend=backend,
-                dtype=dtype,
-                redop=redop,
-                pattern=pattern,
-                root=root,
-                requested=int(size),
-                algorithm=algorithm,
-            )
-        )
+        for operation, backend, dtype, redop, pattern, algorithm in names:
+            entry = _entry(operation, pattern, world_size)
+            for root, size in ((root, size) for root in self.roots for size in self.sizes):
+                requested = Case(
+                    operation=operation,
+                    backend=backend,
+                    dtype=dtype,
+                    redop=redop,
+                    pattern=pattern,
+                    algorithm=algorithm,
+                    root=root,
+                    message_bytes=int(size),
+                    loop=self.loop,
+                    world_size=world_size,
+                )
+                yield from self._variants(requested, entry)
 
-    def _variants(
-        self,
-        *,
-        world_size: int,
-        operation: Operation,
-        backend: str,
-        dtype: str,
-        redop: str,
-        pattern: str,
-        root: int,
-        requested: int,
-        algorithm: str,
-    ) -> Iterable[Case]:
+    def _variants(self, requested: Case, operation: Operation) -> Iterable[Case]:
+        """Yield the case in each form, cadence and kind of buffers, without the axes that the operation lacks."""
         places: tuple[bool | None, ...] = (None,)
         if operation.has_in_place:
             places = {"default": (operation.default_in_place,), "in": (True,), "out": (False,), "both": (False, True)}[
                 self.in_place
             ]
+        shares = shares_of(requested.pattern, requested.world_size or 1)
+        itemsize = find_dtype(str(requested.dtype)).itemsize
+        fitting = replace(
+            requested,
+            message_bytes=true_message_bytes(operation, requested.message_bytes, itemsize, shares),
+            dtype=requested.dtype if operation.moves_data else None,
+            redop=requested.redop if operation.reduces else None,
+            root=requested.root if operation.rooted else None,
+            algorithm=requested.algorithm if operation.has_nccl_algorithms else AUTO,
+        )
         for in_place, (sync, graph), buffers in itertools.product(places, self._syncs_and_graphs(), self.buffers):
-            yield Case(
-                backend=backend,
-                operation=operation.name,
-                message_bytes=true_message_bytes(
-                    operation, requested, find_dtype(dtype).itemsize, shares_of(pattern, world_size)
-                ),
-                dtype=dtype if operation.moves_data else None,
-                redop=redop if operation.reduces else None,
-                root=root if operation.rooted else None,
-                in_place=in_place,
-                pattern=pattern,
-                sync=sync,
-                loop=self.loop,
-                buffers=buffers if operation.moves_data else "hot",
-                world_size=world_size,
-                algorithm=algorithm if operation.has_nccl_algorithms else AUTO,
-                graph=graph,
-            )
+            buffers = buffers if operation.moves_data else "hot"  # noqa: PLW2901 - the axis that the operation lacks
+            yield replace(fitting, in_place=in_place, sync=sync, graph=graph, buffers=buffers)
 
     def _syncs_and_graphs(self) -> list[tuple[str, bool]]:
         """Return for each mode the synchronisation, and whether a graph is replayed."""

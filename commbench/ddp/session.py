@@ -6,7 +6,7 @@ import gc
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -34,54 +34,61 @@ TRIAL_STEPS = 2
 FEWEST_STEPS, MOST_STEPS = 3, 2000
 
 
-def train_launch(
-    cases: Sequence[TrainingCase],
-    terms: Terms,
-    *,
-    launch: int,
-    control: Control,
-    device: Device,
-    progress: Progress,
-    begin: Callable[[int], None],
-    finish: Callable[[TrainingRecord], None],
-    out_of_time: Callable[[], bool],
-    meter: RunMeter | None = None,
-) -> bool:
+@dataclass(frozen=True, kw_only=True)
+class TrainingRank:
+    """What a rank trains with."""
+
+    control: Control
+    device: Device
+    progress: Progress
+    """Counts steps."""
+    meter: RunMeter = field(default_factory=RunMeter)
+    """This rank's energy counters; by default energy is not measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duty:
+    """What a launch calls while it trains."""
+
+    begin: Callable[[int], None]
+    """Called with the index of the case whose block begins."""
+    finish: Callable[[TrainingRecord], None]
+    """Called with a case's record after its last block, on rank 0 only."""
+    is_out_of_time: Callable[[], bool]
+    """Whether no further block may begin."""
+
+
+def train_launch(cases: Sequence[TrainingCase], terms: Terms, rank: TrainingRank, duty: Duty, *, launch: int) -> bool:
     """Train every configuration in its blocks, as `commbench.ddp.plan.cases.schedule` orders them.
 
     Args:
         cases: the baseline first; the same on every rank, as are all arguments.
         terms: how the cases are trained.
+        rank: what this rank trains with.
+        duty: hears of blocks and records.
         launch: its number; with the seed it fixes order, weights and data.
-        control: the ranks.
-        device: the device of this rank.
-        progress: counts steps.
-        begin: called with the index of the case whose block begins.
-        finish: called with a case's record after its last block, on rank 0 only.
-        out_of_time: whether no further block may begin.
-        meter: this rank's energy counters; None: energy is not measured.
 
     Returns:
         False if time ran out before the last block.
     """
     order = schedule(cases, terms.seed, launch, terms.blocks, watches_drift=terms.watches_drift)
     left = Counter(order)
-    session = _Session(terms, launch, control, device, progress, paces=_find_baseline(cases), meter=meter or RunMeter())
+    session = _Session(terms, launch, rank, paces=_find_baseline(cases))
     for case in cases:  # before a case's timeout runs: a person's workload may read much data
         session.build(case)
-    compile_hooks(cases, device.torch_device)
+    compile_hooks(cases, rank.device.torch_device)
     for index in order:
         if not left[index]:
             continue  # the case has failed, or the baseline has no blocks left
-        if out_of_time():
+        if duty.is_out_of_time():
             return False
-        begin(index)
+        duty.begin(index)
         left[index] -= 1
         outcome = session.block(cases[index], last=not left[index])
         if outcome.is_last:
             left[index] = 0
         if outcome.record is not None:
-            finish(outcome.record)
+            duty.finish(outcome.record)
     return True
 
 
@@ -138,28 +145,18 @@ class _Outcome:
 class _Session:
     """The state that the blocks of a launch share."""
 
-    def __init__(
-        self,
-        terms: Terms,
-        launch: int,
-        control: Control,
-        device: Device,
-        progress: Progress,
-        *,
-        paces: TrainingCase,
-        meter: RunMeter,
-    ) -> None:
+    def __init__(self, terms: Terms, launch: int, rank: TrainingRank, *, paces: TrainingCase) -> None:
         self.paces = paces
-        self.meter = meter
+        self.meter = rank.meter
         self.terms = terms
         self.launch = launch
         self.seed = terms.seed + launch
-        self.control = control
-        self.device = device
-        self.progress = progress
-        self.threads = terms.threads or _fair_threads(control)
+        self.control = rank.control
+        self.device = rank.device
+        self.progress = rank.progress
+        self.threads = terms.threads or _fair_threads(rank.control)
         if not dist.is_initialized():  # else the caller has joined, and leaves
-            join_world(control)
+            join_world(rank.control)
         torch.set_num_threads(self.threads)
         gc.collect()
         gc.freeze()  # collections between blocks then skip torch's own objects

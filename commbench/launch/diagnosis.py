@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,7 @@ from commbench.launch.launcher_errors import (
     is_connection_lost,
     last_line,
 )
+from commbench.results import info
 from commbench.results.record_types import AnyCase
 
 #: Host and process number of each rank.
@@ -73,9 +74,17 @@ class FailedRank:
     others: Sequence[OtherRanks]
     """What other ranks were doing."""
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> info.FailedRank:
         """Return the entry of run.json."""
-        return {**asdict(self), "others": [{"ranks": each.ranks, "in": each.place} for each in self.others]}
+        return {
+            "rank": self.rank,
+            "host": self.host,
+            "pid": self.pid,
+            "case": self.case,
+            "state": self.state,
+            "stack": self.stack,
+            "others": [{"ranks": each.ranks, "in": each.place} for each in self.others],
+        }
 
     @property
     def waiting(self) -> str:

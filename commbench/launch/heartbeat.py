@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -105,6 +106,19 @@ _NAME_LENGTH = 15
 HELPERS = frozenset({"heartbeat", "conductor"})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a rank may make no progress, and what happens then."""
+
+    timeout_s: float | None = None
+    """Time without progress after which ``on_stall`` is called, once; None: any. A rank that is still alive
+    `ABANDONED_S` later ends itself."""
+    startup_timeout_s: float = STARTUP_TIMEOUT_S
+    """The least such time before the first repetition."""
+    on_stall: Callable[[], None] = lambda: None
+    """Called from the heartbeat's thread."""
+
+
 class Heart:
     """Beats every half second, and answers signals although the main thread may be stuck in a library.
 
@@ -115,13 +129,9 @@ class Heart:
         rank: this rank's number.
         progress: written by the timed loops.
         report: hears each heartbeat and stack.
-        timeout_s: time without progress after which ``on_stall`` is called, once. A rank that is still alive
-            `ABANDONED_S` later ends itself.
-        startup_timeout_s: the least such time before the first repetition.
-        on_stall: called from the heartbeat's thread.
+        patience: how long the rank may make no progress.
         leave_with_parent: end the rank when the process that has started it is gone.
         signals: the signals that the rank answers; None: none.
-        on_signal: called from the heartbeat's thread with each signal, before the rank answers it.
     """
 
     def __init__(
@@ -130,22 +140,16 @@ class Heart:
         progress: Progress,
         *,
         report: Callable[[Heartbeat | Stack], None] = lambda _: None,
-        timeout_s: float | None = None,
-        startup_timeout_s: float = STARTUP_TIMEOUT_S,
-        on_stall: Callable[[], None] = lambda: None,
+        patience: Patience = Patience(),
         leave_with_parent: bool = False,
         signals: SignalFeed | None = None,
-        on_signal: Callable[[signal.Signals], None] = lambda _: None,
     ) -> None:
         self.rank = rank
         self.host = socket.gethostname()
         self.progress = progress
         self.case = -1
-        self._timeout_s = timeout_s
-        self._startup_timeout_s = startup_timeout_s
+        self._patience = patience
         self._report = report
-        self._on_stall = on_stall
-        self._on_signal = on_signal
         self._signals = signals
         self._parent = os.getppid() if leave_with_parent else None
         self._position = (-1, -1)
@@ -170,18 +174,18 @@ class Heart:
     @property
     def timeout_s(self) -> float | None:
         """Time without progress that is too long, in seconds; a new one counts from now on."""
-        return self._timeout_s
+        return self._patience.timeout_s
 
     @timeout_s.setter
     def timeout_s(self, seconds: float | None) -> None:
-        self._timeout_s = seconds
+        self._patience = replace(self._patience, timeout_s=seconds)
         self._position = (-1, -1)  # the next look takes what it sees for progress, and arms the net anew
 
     @property
     def limit_s(self) -> float | None:
         """How long the rank may make no progress now; what is compiled before the first repetition is starting, too."""
         starting = self.timeout_s is not None and (self.case < 0 or not self.progress.total)
-        return max(self.timeout_s or 0.0, self._startup_timeout_s) if starting else self.timeout_s
+        return max(self.timeout_s or 0.0, self._patience.startup_timeout_s) if starting else self.timeout_s
 
     def state(self) -> Heartbeat:
         """What the next heartbeat says."""
@@ -215,7 +219,8 @@ class Heart:
         return []
 
     def _answer(self, number: signal.Signals) -> None:
-        self._on_signal(number)
+        if self._signals is not None:
+            self._signals.on_signal(number)
         if number == signal.SIGUSR1 or number in DEADLY:
             self.report_stacks()
         if number in DEADLY:
@@ -231,7 +236,7 @@ class Heart:
         elif limit_s is not None and now - self._moved_at > limit_s:
             if not self._stalled:
                 self._stalled = True
-                self._on_stall()
+                self._patience.on_stall()
             patience_s = ABANDONED_S if beat.entered > beat.left else max(limit_s, ABANDONED_S)
             if now - self._moved_at > limit_s + patience_s and not self._stopped.is_set():
                 _leave_abandoned()

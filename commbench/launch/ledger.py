@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from commbench.ddp.plan.records import TrainingRecord
@@ -27,13 +27,14 @@ from commbench.launch.events import (
 from commbench.launch.facts import changed_conditions, header_fields, refuse_other_conditions, remark
 from commbench.launch.tables import write_tables
 from commbench.results import Store
+from commbench.results.info import Launch
 from commbench.results.plan import (
     DONE,
     LaunchPlan,
     RunRequest,
     TimePlan,
     budget_fields,
-    launch_entry,
+    launch_times,
     slice_seconds,
     unmeasured_cases,
 )
@@ -116,7 +117,7 @@ class Ledger:
             self.failures_in_a_row = 0
         self.display.on(CaseFinished(record=record))
 
-    def add_launch(self, entry: Mapping[str, object]) -> None:
+    def add_launch(self, entry: Launch) -> None:
         """Enter how a launch ended into run.json, and bring the tables up to date."""
         self.store.update(launches=[*self.store.info.get("launches", []), entry])
         self._write_tables()
@@ -299,19 +300,17 @@ class LaunchLedger:
         self.is_open = False
         seconds = time.monotonic() - self._begun
         startup_s = seconds if self._startup_s is None else self._startup_s
-        self.ledger.add_launch(
-            launch_entry(
-                stage=self.request.name,
-                launch=self.plan.launch,
-                started=self._started,
-                seconds=seconds,
-                startup_s=startup_s,
-                measuring_s=self._measuring_s,
-                status=ending.status,
-                reason=ending.reason,
-                failed_rank=ending.failed_rank.to_json() if ending.failed_rank else None,
-            )
-        )
+        entry: Launch = {
+            "stage": self.request.name,
+            "launch": self.plan.launch,
+            "started": self._started,
+            "status": ending.status,
+            "reason": ending.reason,
+        }
+        entry.update(launch_times(seconds=seconds, startup_s=startup_s, measuring_s=self._measuring_s))
+        if ending.failed_rank:
+            entry["culprit"] = ending.failed_rank.to_json()
+        self.ledger.add_launch(entry)
         if ending.status == "ok":
             slices = self.request.slices(planned.case for planned in self.plan.cases)
             self._times.learn(startup_s=startup_s, seconds=seconds, measuring_s=self._measuring_s, slices=slices)

@@ -37,7 +37,7 @@ from commbench.launch.facts import (
     gather_places,
     refuse_unlike_software,
 )
-from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, stack_of_error
+from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, Patience, stack_of_error
 from commbench.launch.identity import Identity, identify, rendezvous_variables
 from commbench.launch.protocol import FINISH, EventWriter, claim_stdout, say
 from commbench.launch.signals import SignalFeed
@@ -166,7 +166,7 @@ class _Duty:
         for index, planned in enumerate(self.plan.cases):
             case = planned.case
             assert isinstance(case, Case)  # noqa: S101 - what is trained comes with terms
-            if self.out_of_time(time_slices(case, self.control.size)):
+            if self.is_out_of_time(time_slices(case, self.control.size)):
                 return False
             self._begin(index, case, number=index)
             communicator = communicators[case.backend]
@@ -175,24 +175,19 @@ class _Duty:
 
     def train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:
         """Train configurations in turns, in the order that ``terms`` fix; return whether all were trained."""
-        from commbench.ddp.session import train_launch
+        from commbench.ddp.session import Duty, TrainingRank, train_launch
 
         cases = [planned.case for planned in self.plan.cases if isinstance(planned.case, TrainingCase)]
         blocks = itertools.count()  # shows which rank is behind; the index of a case that comes in turns does not
-        return train_launch(
-            cases,
-            terms,
-            launch=self.plan.launch,
-            control=self.control,
-            device=device,
-            meter=meter,
-            progress=self.heart.progress,
+        rank = TrainingRank(control=self.control, device=device, progress=self.heart.progress, meter=meter)
+        duty = Duty(
             begin=lambda index: self._begin(index, cases[index], number=next(blocks)),
             finish=self._finish,
-            out_of_time=lambda: self.out_of_time(1 / terms.blocks),
+            is_out_of_time=lambda: self.is_out_of_time(1 / terms.blocks),
         )
+        return train_launch(cases, terms, rank, duty, launch=self.plan.launch)
 
-    def out_of_time(self, slices: float = 1.0) -> bool:
+    def is_out_of_time(self, slices: float = 1.0) -> bool:
         """Whether no further case is wanted, or a case of ``slices`` would begin too late; rank 0 decides for all."""
         budget = self.plan.budget
         seconds, needed_s = time.monotonic() - self.begun, slices * budget.slice_s + budget.energy_s
@@ -225,8 +220,7 @@ def main() -> NoReturn:
         identity.rank,
         Progress(),
         report=say,
-        timeout_s=startup_s,
-        startup_timeout_s=startup_s,
+        patience=Patience(timeout_s=startup_s, startup_timeout_s=startup_s),
         leave_with_parent=True,
         signals=signals,
     )

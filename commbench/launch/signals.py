@@ -77,9 +77,16 @@ class SignalFeed:
     """Catches signals for any thread that waits for them: the main thread may be stuck inside a library.
 
     Created in the main thread. Signal masks do not serve: threads that libraries have started before have none.
+
+    Args:
+        numbers: the caught signals.
+        on_signal: called by the waiting thread with each signal, before it answers the signal.
     """
 
-    def __init__(self, numbers: Iterable[signal.Signals]) -> None:
+    def __init__(
+        self, numbers: Iterable[signal.Signals], on_signal: Callable[[signal.Signals], None] = lambda _: None
+    ) -> None:
+        self.on_signal = on_signal
         self._numbers = set(numbers) - _ignored()
         self._reader, writer = os.pipe()
         for descriptor in (self._reader, writer):

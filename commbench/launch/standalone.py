@@ -26,7 +26,7 @@ from commbench.launch.events import (
     SilentListener,
     Stack,
 )
-from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, stacks_of_threads
+from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, Patience, stacks_of_threads
 from commbench.launch.identity import Identity
 from commbench.launch.ledger import DONE_CODE, PARTIAL_CODE, SIGNAL_CODE, LaunchLedger, Ledger
 from commbench.launch.rank import leave, run_process, run_rank
@@ -148,11 +148,9 @@ class _Standalone:
             identity.rank,
             Progress(),
             report=self._show_stack,
-            timeout_s=STARTUP_TIMEOUT_S,
-            on_stall=self._end_hung_launch,
+            patience=Patience(timeout_s=STARTUP_TIMEOUT_S, on_stall=self._end_hung_launch),
             leave_with_parent=bool(identity.launcher),
-            signals=SignalFeed([signal.SIGUSR1, signal.SIGINT, *DEADLY]),
-            on_signal=self._on_signal,
+            signals=SignalFeed([signal.SIGUSR1, signal.SIGINT, *DEADLY], self._on_signal),
         )
 
     def run(self) -> NoReturn:

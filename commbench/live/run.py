@@ -23,7 +23,7 @@ from commbench.results import Store
 from commbench.results.files import RUN
 from commbench.results.info import Launch, RunInfo, is_live
 from commbench.results.losses import Loss, append_losses
-from commbench.results.plan import launch_entry
+from commbench.results.plan import launch_times
 from commbench.results.reading import read_info
 from commbench.results.recommendation import (
     Choice,
@@ -171,20 +171,21 @@ class LiveRun:
         self.close()
         self.wait()
 
-    def _entry(self, status: str, *, ending: str = "", reason: str = "", seconds: float = 0.0) -> JsonObject:
+    def _entry(self, status: str, *, ending: str = "", reason: str = "", seconds: float = 0.0) -> Launch:
         """Return the entry of this launch in run.json."""
         own = {record.case: record for record in self._records if record.launch == self.launch}
-        entry = launch_entry(
-            stage=STAGE,
-            launch=self.launch,
-            started=self._started,
-            seconds=seconds,
-            startup_s=0.0,
-            measuring_s=sum(record.measuring_s for record in own.values()),
-            status=status,
-            reason=reason,
-        )
-        return {**entry, "ending": ending, "invocation": self._invocation}
+        measuring_s = sum(record.measuring_s for record in own.values())
+        entry: Launch = {
+            "stage": STAGE,
+            "launch": self.launch,
+            "started": self._started,
+            "status": status,
+            "reason": reason,
+            "ending": ending,
+            "invocation": self._invocation,
+        }
+        entry.update(launch_times(seconds=seconds, startup_s=0.0, measuring_s=measuring_s))
+        return entry
 
     def _update(self, **entries: object) -> None:
         """Set entries of run.json."""

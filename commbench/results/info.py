@@ -30,12 +30,16 @@ class FailedRank(TypedDict, total=False):
 
     rank: int | None
     host: str | None
+    pid: int | None
     case: str | None
     state: str | None
+    stack: Sequence[str]
+    others: Sequence[JsonMapping]
+    """What other ranks were doing, see `commbench.launch.diagnosis.OtherRanks`."""
 
 
 class Launch(TypedDict, total=False):
-    """A launch, where its time went, and how it ended."""
+    """A launch, where its time went, and how it ended; ``started`` is UTC in ISO 8601."""
 
     stage: str
     seconds: float

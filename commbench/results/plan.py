@@ -15,6 +15,7 @@ from commbench.engine.matrix import time_slices
 from commbench.engine.measure import fixed_settings_of
 from commbench.engine.records import FixedSettings
 from commbench.errors import InputError
+from commbench.results.info import Launch
 from commbench.results.record_types import AnyCase, AnyRecord, collective_records, training_records
 from commbench.schema import JsonMapping, JsonObject
 from commbench.stats.budgets import Budget
@@ -280,35 +281,18 @@ def exceeds_aim(request: RunRequest, entries: Iterable[JsonMapping], launch: int
     return sum(seconds.values()) + seconds[max(seconds)] > request.aim_s
 
 
-def launch_entry(
-    *,
-    stage: str,
-    launch: int,
-    started: str,
-    seconds: float,
-    startup_s: float,
-    measuring_s: float,
-    status: str,
-    reason: str = "",
-    failed_rank: Mapping[str, object] | None = None,
-) -> Mapping[str, object]:
-    """Return the entry of one launch in ``launches`` of run.json; ``started`` is UTC in ISO 8601, times are seconds.
+def launch_times(*, seconds: float, startup_s: float, measuring_s: float) -> Launch:
+    """Return where the time of a launch went, for its entry in ``launches`` of run.json.
 
     Each stage counts its launches from 0; a launch that went on after a failure has several entries. ``startup_s`` is
     from starting the launcher until all ranks have come together, ``measuring_s`` the sum over the records, ``other_s``
-    the rest. ``culprit`` is the failed rank, see `commbench.launch.diagnosis.FailedRank`.
+    the rest.
     """
     return {
-        "stage": stage,
-        "launch": launch,
-        "started": started,
         "seconds": round(seconds, 3),
         "startup_s": round(startup_s, 3),
         "measuring_s": round(measuring_s, 3),
         "other_s": round(max(0.0, seconds - startup_s - measuring_s), 3),
-        "status": status,
-        "reason": reason,
-        **({"culprit": failed_rank} if failed_rank else {}),
     }
 
 

@@ -15,6 +15,7 @@ from commbench.stats.ratios import (
     MOST_LAUNCHES,
     POWER,
     Effort,
+    Scatter,
     both_sides,
     further_launches,
     median_ratio,
@@ -218,15 +219,17 @@ def _further(sides: _Sides, alpha: float, margin: float) -> Effort | None:
     level = 0.95 if is_inside else 1 - alpha
     draws = sides.of_runs.draws if sides.of_runs else 1.0 if sides.paired else 2.0
     return further_launches(
-        _pooled_spread(samples),
-        sides.fewest,
+        Scatter(
+            spread=_pooled_spread(samples),
+            freedom=sum(len(sample) - 1 for sample in samples),
+            launches=sides.fewest,
+            sides=draws,
+            fixed=sides.of_runs.state_spread * math.sqrt(draws) if sides.of_runs else 0.0,
+        ),
         min(abs(effect - low), abs(effect - high)),
-        freedom=sum(len(sample) - 1 for sample in samples),
         margin=margin,
         reach=sides.reach(level),
-        sides=draws,
         fewest=2 if is_inside or sides.of_runs else _fewest(sides.fewest, level),
-        fixed=sides.of_runs.state_spread * math.sqrt(draws) if sides.of_runs else 0.0,
     )
 
 

@@ -37,18 +37,30 @@ class Effort:
     """Upper end of the range; None if it exceeds `MOST_LAUNCHES`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scatter:
+    """How the logarithms of the launches so far vary."""
+
+    spread: float
+    """Standard deviation of the logarithms of launches."""
+    freedom: int
+    """Degrees of freedom of the spread."""
+    launches: int
+    """Of each run."""
+    sides: float = 1
+    """The ratio's variance in that of a run: 1 for the ratios of pairs, 2 for the ratio of two runs."""
+    fixed: float = 0.0
+    """The standard deviation of the ratio's logarithm that further launches do not reduce: between runs."""
+
+
 def further_launches(
-    spread: float,
-    launches: int,
+    scatter: Scatter,
     distance: float,
     *,
-    freedom: int,
     margin: float,
     level: float = 0.95,
     reach: float | None = None,
-    sides: float = 1,
     fewest: int = 2,
-    fixed: float = 0.0,
 ) -> Effort:
     """Return the number of further launches that would decide.
 
@@ -57,25 +69,22 @@ def further_launches(
     estimated spread (chi-square by Wilson and Hilferty, PNAS 17, 1931) give a range.
 
     Args:
-        spread: standard deviation of the logarithms of launches.
-        launches: of each run so far.
+        scatter: of the launches so far.
         distance: from the margin, of the logarithm of the ratio.
-        freedom: degrees of freedom of the spread.
         margin: a relative difference up to this is none.
         level: of the deciding interval.
         reach: how many standard errors of the ratio the distance must be; None: z_level + z_80.
-        sides: the ratio's variance in that of a run: 1 for the ratios of pairs, 2 for the ratio of two runs.
         fewest: the smallest number of launches that gives an interval of this level.
-        fixed: the standard deviation of the ratio's logarithm that further launches do not reduce: between runs.
     """
     reach = reach or NORMAL.inv_cdf((1 + level) / 2) + NORMAL.inv_cdf(POWER)
-    per_launch = reach * _MEDIAN * math.sqrt(sides)
+    launches, spread = scatter.launches, scatter.spread
+    per_launch = reach * _MEDIAN * math.sqrt(scatter.sides)
     if distance < _TOO_NEAR and spread * per_launch < margin * math.sqrt(launches):
         return Effort(forecast="near")
-    left = max(distance, _TOO_NEAR) ** 2 - (reach * fixed) ** 2
+    left = max(distance, _TOO_NEAR) ** 2 - (reach * scatter.fixed) ** 2
     if left <= 0:
         return Effort(forecast="noisy")
-    needs = [math.ceil((per_launch * end) ** 2 / left) for end in _spread_ends(spread, freedom)]
+    needs = [math.ceil((per_launch * end) ** 2 / left) for end in _spread_ends(spread, scatter.freedom)]
     low, high = (max(fewest, launches + 1, need) - launches for need in needs)
     if low + launches > MOST_LAUNCHES:
         return Effort(forecast="noisy")

@@ -11,7 +11,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.info import RunInfo
 from commbench.schema import JsonMapping
 from commbench.stats import fewest_launches
-from commbench.stats.ratios import MOST_LAUNCHES, further_launches
+from commbench.stats.ratios import MOST_LAUNCHES, Scatter, further_launches
 from commbench.units import counted, format_duration
 
 
@@ -65,10 +65,8 @@ def launch_advice(
     logs = [math.log(ratio) for ratio in ratios]
     spread, distance = statistics.stdev(logs), abs(statistics.median(logs) - math.log1p(margin))
     effort = further_launches(
-        spread,
-        len(logs),
+        Scatter(spread=spread, freedom=len(logs) - 1, launches=len(logs)),
         distance,
-        freedom=len(logs) - 1,
         margin=margin,
         level=level,
         fewest=fewest_launches(level),

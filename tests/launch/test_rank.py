@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from commbench.collectives.cases import Sweep
 from commbench.ddp.plan.cases import Terms, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.control import ThreadControl, run_threads
-from commbench.engine.energy import RunMeter
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.launch.events import (
@@ -31,7 +30,7 @@ from commbench.launch.events import (
     SessionStarted,
     Stack,
 )
-from commbench.launch.heartbeat import Heart, stack_in
+from commbench.launch.heartbeat import Heart, Patience, stack_in
 from commbench.launch.protocol import split_line
 from commbench.launch.rank import run_rank
 from commbench.results.plan import LaunchPlan, PlannedCase
@@ -107,34 +106,29 @@ def test_no_case_begins_after_the_last_that_is_wanted() -> None:
 
 
 TERMS = Terms(seed=7, block_s=0.1, steps=5)
-TRAINED = [TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, backend="fake", hook=h) for h in ("none", "x")]
+TRAINED = [TrainingCase(workload="tiny", world_size=2, batch_per_rank=4, hook=h) for h in ("none", "x")]
 TRAINING = dataclasses.replace(PLAN, cases=[PlannedCase(case=case) for case in TRAINED], training=TERMS)
 
 
 def train_in_turns(
     cases: Sequence[TrainingCase],
     terms: Terms,
+    rank: Any,
+    duty: Any,
     *,
     launch: int,
-    control: ThreadControl,
-    device: Any,
-    meter: RunMeter,
-    progress: Progress,
-    begin: Callable[[int], None],
-    finish: Callable[[TrainingRecord], None],
-    out_of_time: Callable[[], bool],
 ) -> bool:
     """Play what trains: two blocks of every case, then the records."""
-    assert (TRAINED, TERMS) == ([dataclasses.replace(case, backend="fake") for case in cases], terms)
-    assert cases[0].backend == device.backend
-    assert {"counted", "missing"} == meter.facts().keys()
+    assert (TRAINED, TERMS) == ([dataclasses.replace(case, backend="gloo") for case in cases], terms)
+    assert cases[0].backend == rank.device.backend
+    assert {"counted", "missing"} == rank.meter.facts().keys()
     for index in (1, 0, 1, 0):
-        if out_of_time():
+        if duty.is_out_of_time():
             return False
-        begin(index)
-        progress.counters += 1
-    for case in cases if control.rank == 0 else ():
-        finish(TrainingRecord(case=case, launch=launch, step_ms=[1.0]))
+        duty.begin(index)
+        rank.progress.counters += 1
+    for case in cases if rank.control.rank == 0 else ():
+        duty.finish(TrainingRecord(case=case, launch=launch, step_ms=[1.0]))
     return True
 
 
@@ -148,14 +142,17 @@ def open_device(backend: str, _control: ThreadControl) -> Any:
 
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train without torch."""
+    """Train without torch, and open the fake backend in place of Gloo."""
     session, devices = types.ModuleType("commbench.ddp.session"), types.ModuleType("commbench.ddp.devices")
     session.train_launch = train_in_turns  # type: ignore[attr-defined]
+    session.Duty = session.TrainingRank = types.SimpleNamespace  # type: ignore[attr-defined]
     session.fast_selection = lambda cases, device: f"{len(cases)} on {device.backend}"  # type: ignore[attr-defined]
     devices.open_device = open_device  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "commbench.ddp", types.ModuleType("commbench.ddp"))
     monkeypatch.setitem(sys.modules, "commbench.ddp.session", session)
     monkeypatch.setitem(sys.modules, "commbench.ddp.devices", devices)
+    opening = "commbench.launch.rank.open_backend"
+    monkeypatch.setattr(opening, lambda _, control, launch: FakeCommunicator(control, launch=launch))
 
 
 @pytest.mark.usefixtures("training")
@@ -254,7 +251,7 @@ def test_a_heartbeat_says_how_far_the_rank_is() -> None:
 def test_a_stalled_rank_notices_by_itself() -> None:
     """Call once when nothing has moved for the timeout."""
     stalled = threading.Event()
-    heart = Heart(0, Progress(), timeout_s=0.6, on_stall=stalled.set)
+    heart = Heart(0, Progress(), patience=Patience(timeout_s=0.6, on_stall=stalled.set))
     heart.progress.counters += 1
     heart.enter(0, "a case")
     heart.start()
@@ -264,7 +261,7 @@ def test_a_stalled_rank_notices_by_itself() -> None:
 
 def test_a_rank_has_more_time_to_start() -> None:
     """Wait for the first repetition as long as libraries may take to load, then as long as was asked."""
-    heart = Heart(0, Progress(), timeout_s=2.0, startup_timeout_s=60.0)
+    heart = Heart(0, Progress(), patience=Patience(timeout_s=2.0, startup_timeout_s=60.0))
     limits = [heart.limit_s]
     heart.enter(0, "a case")
     limits.append(heart.limit_s)
@@ -279,7 +276,7 @@ def test_a_longer_limit_arms_the_net_anew(monkeypatch: pytest.MonkeyPatch) -> No
     """Let the interpreter end no rank by a limit that holds no more, although nothing has moved since."""
     armed: list[float] = []
     monkeypatch.setattr("faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds))
-    heart = Heart(0, Progress(), timeout_s=1.0, startup_timeout_s=1.0)
+    heart = Heart(0, Progress(), patience=Patience(timeout_s=1.0, startup_timeout_s=1.0))
     heart.start()
     assert wait_until(lambda: len(armed) == 1)
     heart.timeout_s = 100.0

@@ -91,13 +91,13 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
         finished = session.train_launch(
             cases,
             Terms(seed=5, **task["terms"]),
+            session.TrainingRank(control=control, device=device, progress=(progress := Progress())),
+            session.Duty(
+                begin=begun.append,
+                finish=records.append,
+                is_out_of_time=lambda: len(begun) >= task.get("most_blocks", 1000),
+            ),
             launch=task["launch"],
-            control=control,
-            device=device,
-            progress=(progress := Progress()),
-            begin=begun.append,
-            finish=records.append,
-            out_of_time=lambda: len(begun) >= task.get("most_blocks", 1000),
         )
     vars(block)["make_hook"] = made
     seen = gather_everywhere(control, [spy.seen.get(case.key, []) for case in cases])

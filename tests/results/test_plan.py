@@ -18,7 +18,7 @@ from commbench.results.plan import (
     RunRequest,
     exceeds_aim,
     fixed_settings,
-    launch_entry,
+    launch_times,
     missing_cases,
     next_launch,
     plan_launch,
@@ -207,10 +207,10 @@ def test_requests_that_cannot_be_met_are_refused(options: dict[str, float], sent
         make_request([])
 
 
-def test_a_launch_entry_adds_up() -> None:
+def test_the_times_of_a_launch_add_up() -> None:
     """Share a launch's time between starting, measuring and the rest."""
-    entry = launch_entry(stage="s", launch=3, started="t", seconds=5.0, startup_s=1.5, measuring_s=3.0, status="ok")
-    assert (0.5, "s") == (entry["other_s"], entry["stage"])
+    times = launch_times(seconds=5.0, startup_s=1.5, measuring_s=3.0)
+    assert {"seconds": 5.0, "startup_s": 1.5, "measuring_s": 3.0, "other_s": 0.5} == times
 
 
 @pytest.mark.parametrize(
