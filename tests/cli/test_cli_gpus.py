@@ -11,7 +11,7 @@ from commbench.backends import DeviceTrial
 from commbench.cli import measure as measuring
 from commbench.cli.conduct import Place, default_ranks
 from commbench.cli.train import backend_at
-from commbench.launch.probe import probe_workload
+from commbench.ddp.plan.workload import WorkloadFacts
 
 pytest.importorskip("mpi4py")  # without a launcher every measuring command ends with that sentence
 
@@ -87,9 +87,13 @@ def test_traces_of_cpus_stay_there(monkeypatch: pytest.MonkeyPatch, workload: st
     assert (expected, expected == "gloo") == (backend, bool(left_out))
 
 
-def probe_on_host(*arguments: Any, **options: Any) -> Any:
-    """Try a workload out where there is no GPU."""
-    return probe_workload(*arguments, **options | {"backend": "gloo"})
+def probe_on_host(workload: str, *_: object, **__: object) -> WorkloadFacts:
+    """Try a workload out where there is no GPU, within this process."""
+    pytest.importorskip("torch")
+    from commbench.ddp.inspection import inspect_workload
+    from commbench.ddp.workloads import load_workload
+
+    return inspect_workload(load_workload(workload, seed=0, rank=0, world_size=1))
 
 
 @pytest.mark.parametrize("command", ["train", "tune"])

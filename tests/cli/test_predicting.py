@@ -196,6 +196,7 @@ def test_precisions_are_predicted_each(predict: Predict, network: Path, tmp_path
         assert {"fp32": each, "amp-bf16": each} == Counter(row["precision"] for row in rows[name])
 
 
+@pytest.mark.slow
 def test_workloads_trained_on_several_numbers_of_ranks_are_told_apart(
     predict: Predict, network: Path, tmp_path: Path
 ) -> None:
@@ -333,6 +334,7 @@ def test_what_is_off_by_far_says_so(predict: Predict, tmp_path: Path) -> None:
     assert all(row["held_out_error"] > 0.5 for row in rows)
 
 
+@pytest.mark.slow
 def test_ten_thousand_ranks_in_seconds(predict: Predict, both: Path) -> None:
     """From a laptop to 10000 ranks over three rates, training included."""
     begun = time.process_time()

@@ -188,16 +188,16 @@ def main() -> None:
 # -------------------------------------------------------------------------------------------------------- the tests
 
 
-def look(caps_by_model: Mapping[str, Sequence[str]], store: Path) -> dict[str, Any]:
+def look(python: str, caps_by_model: Mapping[str, Sequence[str]], store: Path) -> dict[str, Any]:
     """Return what `main` prints of models and their bucket sizes."""
     pytest.importorskip("torch")
-    return dict(found_by(run_gloo_ranks(1, __file__, json.dumps(caps_by_model), store=store)))
+    return dict(found_by(run_gloo_ranks(python, 1, __file__, json.dumps(caps_by_model), store=store)))
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def seen(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What DDP does with every model."""
-    return look(ASKED, tmp_path_factory.mktemp("ddp") / "store")
+    return look(forked_python, ASKED, tmp_path_factory.mktemp("ddp") / "store")
 
 
 def columns(model: dict[str, Any]) -> tuple[list[int], list[int], list[str]]:
@@ -214,9 +214,9 @@ def test_rebuilt_buckets_are_those_of_ddp(seen: dict[str, Any], name: str, cap: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
-def test_rebuilt_buckets_of_large_traces_are_those_of_ddp(tmp_path: Path, name: str) -> None:
+def test_rebuilt_buckets_of_large_traces_are_those_of_ddp(forked_python: str, tmp_path: Path, name: str) -> None:
     """Do so for models of up to half a gigabyte."""
-    model = look({name: LARGE[name]}, tmp_path / "store")[name]
+    model = look(forked_python, {name: LARGE[name]}, tmp_path / "store")[name]
     for cap in LARGE[name]:
         check_rebuilt(model, cap)
 

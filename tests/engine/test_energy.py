@@ -288,6 +288,7 @@ def test_counters_that_never_move_tell_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert measured(monkeypatch, lambda: still, least_s=0.0).energy_J is None
 
 
+@pytest.mark.slow
 def test_a_case_can_go_on_for_its_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Know the power of a counter that steps every 100 ms, which a case of some milliseconds would miss."""
     watts, step_s, go_on = 50.0, 0.1, Sampler.repeat_for

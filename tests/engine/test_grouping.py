@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import STEADY, make_case, make_grouped, make_info, make_record
+from effort import repetitions, slack
 from faking import EXACT, FakeRun, fake_case
 
 from commbench.analysis.comparison import compare
@@ -154,12 +155,12 @@ def test_the_slowest_group_is_flagged_beyond_noise(others: list[list[float]], la
 def test_equal_groups_are_rarely_called_slow() -> None:
     """Flag none of eight equal groups in nearly all of 200 runs of six noisy launches."""
     generator = np.random.default_rng(3)
-    flagged = 0
-    for _ in range(200):
+    flagged, runs = 0, repetitions(200)
+    for _ in range(runs):
         times = {f"{2 * i}-{2 * i + 1}": list(10 * np.exp(0.05 * generator.standard_normal(6))) for i in range(8)}
         rows = rows_of(make_grouped(make_case(pattern="split:2"), times, repetitions=3))
         flagged += any("slowest_group" in row.flags for row in rows)
-    assert flagged <= 6
+    assert flagged <= runs * (0.03 + slack(0.03, 200))
 
 
 def test_a_launch_that_failed_counts_for_every_group() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from commands import RunBenchmark
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "host_call_cost.py"
 
@@ -74,8 +75,8 @@ def test_only_what_nccl_launches_is_judged(
         ),
     ],
 )
-def test_bad_input_gets_a_sentence(arguments: tuple[object, ...], sentence: str) -> None:
+def test_bad_input_gets_a_sentence(run_benchmark: RunBenchmark, arguments: tuple[object, ...], sentence: str) -> None:
     """Refuse with exit code 2."""
-    done = run(*arguments)
-    assert (2, True) == (done.returncode, sentence in done.stderr), done.stderr
-    assert 1 == len(done.stderr.splitlines())
+    done = run_benchmark("host_call_cost", *map(str, arguments))
+    assert (2, True) == (done.code, sentence in done.err), done.err
+    assert 1 == len(done.err.splitlines())

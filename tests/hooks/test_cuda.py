@@ -12,7 +12,7 @@ import cuda_on_host
 import numpy as np
 import pytest
 from commands import RunBenchmark
-from effort import repetitions
+from effort import cases, repetitions
 from gradients import DISTRIBUTIONS, ELEMENTS, Floats, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs 
 
 #: Several chunks, the last one in part.
 N = 5003
-DENSITIES = (0.001, 0.01, 0.3, 1.0)
+DENSITIES = cases([0.01, 1.0], [0.001, 0.3])
 VALUE_TYPES = ("float32", "float16")
 #: Elements before and behind every array, which nobody may touch; odd, for nothing need be aligned to a vector.
 MARGIN, UNTOUCHED = 33, -7.75
@@ -300,7 +300,7 @@ def test_denormals_are_sent_kept_and_added(cuda: Cuda, value_dtype: Any) -> None
     assert np.array_equal(gradient + residual, into - least + rest)
 
 
-@pytest.mark.parametrize("name", ["gauss", "few values"])
+@pytest.mark.parametrize("name", ["few values", pytest.param("gauss", marks=pytest.mark.slow)])
 def test_blocks_of_full_size(cuda: Cuda, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Agree with the host with as many threads in a block as a GPU would run."""
     monkeypatch.setattr(cuda.module, "THREADS", 1024)
@@ -327,7 +327,7 @@ def test_constants_are_those_of_the_kernels(cuda: Cuda) -> None:
     assert set(cuda.module.KERNELS) == set(re.findall(r"__global__ void __launch_bounds__\(THREADS\)\n(\w+)\(", source))
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 def test_the_source_compiles_for_gpus(cuda: Cuda, architecture: str) -> None:
     """Have CUDA's own compiler take the source without a warning, and keep all in registers, few enough for each GPU.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import functools
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -51,12 +52,17 @@ def module_name(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_name(file): ast.parse(file.read_text("utf-8")) for file in (ROOT / "commbench").rglob("*.py")}
+@functools.cache
+def modules() -> dict[str, ast.Module]:
+    """Return the modules of commbench by name."""
+    return {module_name(file): ast.parse(file.read_text("utf-8")) for file in (ROOT / "commbench").rglob("*.py")}
 
 
 def imports_of(tree: ast.AST, *, is_inside: bool = False) -> Iterator[tuple[str, bool]]:
     """Yield what a module imports, and whether it does so inside a function; without imports for types only."""
     for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, (ast.stmt, ast.excepthandler, ast.match_case)):
+            continue  # an expression imports nothing
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
         if isinstance(node, ast.Import):
@@ -64,21 +70,24 @@ def imports_of(tree: ast.AST, *, is_inside: bool = False) -> Iterator[tuple[str,
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                is_module = name.removeprefix("commbench.") in MODULES or node.module == "commbench"
+                is_module = name.removeprefix("commbench.") in modules() or node.module == "commbench"
                 yield (name if is_module else node.module), is_inside
         is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         yield from imports_of(node, is_inside=is_inside or is_function)
 
 
-IMPORTS = {(module, name, is_inside) for module, tree in MODULES.items() for name, is_inside in imports_of(tree)}
+@functools.cache
+def all_imports() -> set[tuple[str, str, bool]]:
+    """Return what modules import: the module, what it imports, and whether inside a function."""
+    return {(module, name, is_inside) for module, tree in modules().items() for name, is_inside in imports_of(tree)}
 
 
 def test_no_circle_among_modules() -> None:
     """Find no modules that import each other, directly or by others, inside functions or not."""
-    graph: dict[str, set[str]] = {module: set() for module in MODULES}
-    for module, name, _ in IMPORTS:
+    graph: dict[str, set[str]] = {module: set() for module in modules()}
+    for module, name, _ in all_imports():
         imported = name.removeprefix("commbench.")
-        if name.startswith("commbench.") and imported in MODULES and imported != module:
+        if name.startswith("commbench.") and imported in modules() and imported != module:
             graph[module].add(imported)
     try:
         TopologicalSorter(graph).prepare()
@@ -88,7 +97,7 @@ def test_no_circle_among_modules() -> None:
 
 def test_imports_inside_functions_are_listed() -> None:
     """Find inside functions exactly the listed modules of commbench, and only the listed libraries."""
-    inside = {(module, name) for module, name, is_inside in IMPORTS if is_inside}
+    inside = {(module, name) for module, name, is_inside in all_imports() if is_inside}
     own = {(module, name.removeprefix("commbench.")) for module, name in inside if name.startswith("commbench")}
     assert sorted(LATE_IMPORTS) == sorted(own)
     assert set(LATE_LIBRARIES) == {name.split(".")[0] for _, name in inside} - {"commbench"}
@@ -97,7 +106,7 @@ def test_imports_inside_functions_are_listed() -> None:
 @pytest.mark.parametrize(("module", "name"), HOPS, ids=":".join)
 def test_the_page_names_code_that_exists(module: str, name: str) -> None:
     """Find each function, class or method that docs/architecture.md names."""
-    node: ast.AST | None = MODULES[module]
+    node: ast.AST | None = modules()[module]
     for part in name.split("."):
         node = next((child for child in getattr(node, "body", ()) if getattr(child, "name", "") == part), None)
     assert node is not None

@@ -29,6 +29,7 @@ LEAVES = {
     for name, command in group.commands.items()
     if not hasattr(command, "commands")
 }
+COMMAND = re.compile(rf"(?:\S+ .*-m |\S*/)?commbench ((?:{'|'.join(GROUP.list_commands(None))})\b.*)")
 CODE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -46,9 +47,8 @@ def commands_in(text: str) -> Iterator[list[str]]:
     """Yield the words after ``commbench`` of every command line in a page's code blocks and back-quoted phrases."""
     lines = [line for block in CODE.findall(text) for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", CODE.sub("", text))
-    command = re.compile(rf"(?:\S+ .*-m |\S*/)?commbench ((?:{'|'.join(GROUP.commands)})\b.*)")
     for line in lines:
-        if match := command.match(line):
+        if match := COMMAND.match(line):
             words = shlex.split(match[1], comments=True)
             yield words
             if "commbench" in words:  # a command that another command runs

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from effort import repetitions, slack
 from training_builders import make_training_case, make_training_info, make_training_record
 
 from commbench.ddp.plan.cases import CONFIRM
@@ -55,7 +56,8 @@ def simulate(gain: float, first: int, *, spread: float = 0.02, seed: int = 5) ->
     """Look after ``first`` launches and, where these decide nothing, after as many again."""
     generator = np.random.default_rng(seed)
     changes = misses = second = 0
-    for _ in range(RUNS):
+    runs = repetitions(RUNS)
+    for _ in range(runs):
         ratios = (gain * np.exp(spread * generator.standard_normal(2 * first))).tolist()
         found = decide(ratios[:first], first)
         if found.verdict == "inconclusive":
@@ -65,7 +67,7 @@ def simulate(gain: float, first: int, *, spread: float = 0.02, seed: int = 5) ->
         assert alternative.speedup_ci is not None
         changes += found.verdict == "change"
         misses += not alternative.speedup_ci[0] <= gain <= alternative.speedup_ci[1]
-    return Outcome(changes=changes / RUNS, misses=misses / RUNS, second=second / RUNS)
+    return Outcome(changes=changes / runs, misses=misses / runs, second=second / runs)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +77,8 @@ def test_two_looks_together_err_seldom(first: int) -> None:
     """Call for a change in at most 5 % where the gain is just the margin; hold the truth in more than 9 of 10."""
     at_margin = simulate(1 + MARGIN, first)
     assert at_margin.second > 0.5
-    assert at_margin.changes <= 0.05
-    assert at_margin.misses <= 0.10
+    assert at_margin.changes <= 0.05 + slack(0.05, RUNS)
+    assert at_margin.misses <= 0.10 + slack(0.1, RUNS)
 
 
 @pytest.mark.parametrize("alternatives", [1, 2])
@@ -85,15 +87,15 @@ def test_looks_of_any_size_at_one_or_two_alternatives_err_seldom(
     load_benchmark: Callable[[str], ModuleType], looks: tuple[int, int], alternatives: int
 ) -> None:
     """Call for a change in at most 4.5 % where the gain is just the margin; hold the truth in 92 of 100."""
-    simulated = load_benchmark("looks").simulate(1 + MARGIN, looks, alternatives, runs=2000)
+    simulated = load_benchmark("looks").simulate(1 + MARGIN, looks, alternatives, runs=repetitions(2000))
     assert simulated.second > 0.9
-    assert simulated.changes <= 0.045
-    assert simulated.misses <= 0.08
+    assert simulated.changes <= 0.045 + slack(0.045, 2000)
+    assert simulated.misses <= 0.08 + slack(0.08, 2000)
 
 
 def test_equals_are_hardly_ever_changed() -> None:
     """Keep the default where there is no gain at all."""
-    assert simulate(1.0, 6).changes <= 0.01
+    assert simulate(1.0, 6).changes <= 0.01 + slack(0.01, RUNS)
 
 
 def test_a_second_look_finds_what_the_first_missed() -> None:

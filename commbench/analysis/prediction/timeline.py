@@ -134,7 +134,7 @@ class _Job:
         self.number = number
         self.phases = iter(phases)
         self.rate = 1.0
-        self.next_phase()
+        self.phase, self.left_ms = next(self.phases)
 
     def next_phase(self) -> None:
         """Go to the next phase with a duration above 0."""
@@ -163,7 +163,8 @@ class _Simulation:
             self._compute(max(0.0, bucket.ready_ms - reached) + bucket.copy_in_ms)
             reached = max(reached, bucket.ready_ms)
             self.ready.append(self.now)
-            self._compute(bucket.encode_ms)
+            if bucket.encode_ms:
+                self._compute(bucket.encode_ms)
             self.queue.append(number)
             if len(self.jobs) < self.servers:
                 self._serve()
@@ -200,20 +201,18 @@ class _Simulation:
             job.left_ms -= step * job.rate
             if job.left_ms <= _NOTHING:
                 job.next_phase()
-                ended = ended or job.phase == _DONE
+                if job.phase == _DONE:
+                    self.done[job.number] = self.now
+                    ended = True
         if ended:
             self._serve()
         return step
 
     def _serve(self) -> None:
-        """Release finished jobs and start waiting ones."""
-        while True:
-            for job in self.jobs:
-                if job.phase == _DONE:
-                    self.done[job.number] = self.now
-            self.jobs = [job for job in self.jobs if job.phase != _DONE]
-            if not self.queue or len(self.jobs) >= self.servers:
-                return
+        """Release finished jobs and start waiting ones; a bucket without phases is done at once."""
+        self.jobs = [job for job in self.jobs if job.phase != _DONE]
+        while self.queue and len(self.jobs) < self.servers:
             number = self.queue.popleft()
-            self.start[number] = self.now
-            self.jobs.append(_Job(number, self.work[number].phases))
+            self.start[number] = self.done[number] = self.now
+            if phases := self.work[number].phases:
+                self.jobs.append(_Job(number, phases))
