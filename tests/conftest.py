@@ -1,5 +1,6 @@
 """What tests share: starting a script on real ranks, and skipping what this machine cannot do."""
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -24,6 +25,9 @@ from launching import mpirun as open_mpirun
 
 from commbench.launch.launchers import MpirunLauncher
 
+# Thousands of tests are objects that stay: looking through them for garbage as often as usual takes a sixth of the
+# collection.
+gc.set_threshold(100_000, 50, 50)
 #: Tests start hundreds of processes: they share compiled modules also where writing these is turned off.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

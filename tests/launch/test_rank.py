@@ -402,17 +402,19 @@ def test_a_rank_that_nobody_ends_leaves(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 ORPHAN = """
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", {script!r}])
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {script!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
 print(child.pid, flush=True)
-time.sleep(3)
 os._exit(0)
 """
 
 
 def test_a_rank_leaves_when_its_launcher_is_gone() -> None:
     """End where the process that has started it has ended."""
-    script = LISTENING.format(body="    import time; time.sleep(600)", code=0, options="leave_with_parent=True")
+    script = LISTENING.format(
+        body="    import time; print(flush=True); time.sleep(600)", code=0, options="leave_with_parent=True"
+    )
     orphan = ORPHAN.format(script=script)
     left = subprocess.run([sys.executable, "-c", orphan], capture_output=True, text=True, check=False, timeout=60)
     assert wait_until(lambda: has_ended(int(left.stdout)))

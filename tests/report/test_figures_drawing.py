@@ -135,6 +135,7 @@ def test_it_is_an_image_of_the_width_of_its_place() -> None:
         assert part not in svg
 
 
+@pytest.mark.usefixtures("with_png")
 def test_the_png_is_the_light_version() -> None:
     """Draw 5 inches with 150 dpi."""
     png = drawn(height_in=2.0).png

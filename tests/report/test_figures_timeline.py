@@ -130,6 +130,7 @@ def test_without_times_there_is_no_timeline() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("with_png")
 def test_very_many_buckets_stay_within_a_page() -> None:
     """Thin the labels rather than grow without end."""
     many = [make_bucket(1000, done_ms=6.0 + number) for number in range(200)]
