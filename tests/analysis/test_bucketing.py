@@ -148,7 +148,7 @@ def test_a_model_of_several_types_gets_no_list() -> None:
 
 
 @pytest.mark.parametrize("hook", ["none", "powersgd:2", "topk:0.01:scope=parameter"])
-@pytest.mark.parametrize("trace", ["resnet50", "many-tiny"])
+@pytest.mark.parametrize("trace", ["resnet50", pytest.param("many-tiny", marks=pytest.mark.slow)])
 def test_real_models_get_sensible_lists(trace: str, hook: str) -> None:
     """Predict for the list found, if any, a step that is shorter than with any single size; whatever the hook sends."""
     facts = facts_of(trace)

@@ -59,7 +59,10 @@ def run_job(folder: Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
     )
 
 
-@pytest.mark.parametrize(("factor", "code"), [pytest.param(1.0, 0, marks=pytest.mark.slow), (1.03, 0), (1.2, 5)])
+@pytest.mark.parametrize(
+    ("factor", "code"),
+    [pytest.param(1.0, 0, marks=pytest.mark.slow), pytest.param(1.03, 0, marks=pytest.mark.slow), (1.2, 5)],
+)
 def test_the_script_ends_as_the_page_says(folder: Path, factor: float, code: int) -> None:
     """Pass an equal run and a small loss, and end with 5 at a large one, with a page either way."""
     write_run(folder / "measured", 9, {KIB: factor})

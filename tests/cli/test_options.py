@@ -334,6 +334,7 @@ def test_gpus_that_are_tried_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
     assert DeviceTrial(gpus=4) == try_device.__wrapped__("nccl")
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_gpu_is_tried_in_a_process_of_its_own() -> None:
     """Say in one sentence what this machine lacks, as a rank would."""
     if has_gpus():

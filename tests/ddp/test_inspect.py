@@ -182,6 +182,7 @@ def test_wrapped_model_is_refused() -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.usefixtures("forks")
 def test_command_prints_facts_and_nothing_else(tmp_path: Path) -> None:
     """Print one line of JSON from a process of its own, though the person's file prints, too."""
     (tmp_path / "mine.py").write_text(

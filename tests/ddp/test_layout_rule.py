@@ -1,14 +1,8 @@
-"""Tests of the rule by which DDP makes buckets, against DDP itself.
+"""Tests of the rule by which DDP makes buckets, against DDP itself."""
 
-Started as a program it is the DDP process: it prints what DDP says of every model and bucket size, as JSON.
-"""
-
-import itertools
 import json
 import math
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,166 +26,22 @@ WORKLOADS = {**dict.fromkeys(("digits", "text"), WORKLOAD_CAPS), **dict.fromkeys
 LARGE_TRACES = ("trace:resnet50", "trace:bert-base", "trace:gpt2-small")
 LARGE_CAPS = ("default", "25", "1+5+25")
 
-# ------------------------------------------------------------------------------------------- the process with DDP
-
-
-def layers(*widths: int) -> Callable[[], tuple[Any, Any]]:
-    """Return what makes a chain of linear layers, and its input."""
-
-    def make() -> tuple[Any, Any]:
-        import torch
-        from torch import nn
-
-        return nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(widths))), torch.randn(2, widths[0])
-
-    return make
-
-
-def mixed_dtypes() -> tuple[Any, Any]:
-    """Return a model of four dtypes in turns, and its input."""
-    import torch
-    from torch import nn
-
-    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float32, torch.float16, torch.float64, torch.float32)
-
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(90, 90).to(dtype) for dtype in dtypes)
-
-        def forward(self, hidden: Any) -> Any:
-            for layer in self.layers:
-                hidden = layer(hidden.to(layer.weight.dtype))
-            return hidden.float()
-
-    return Mixed(), torch.randn(2, 90)
-
-
-def out_of_order() -> tuple[Any, Any]:
-    """Return a model that uses its layers in another order than it registers them, some frozen, one twice."""
-    import torch
-    from torch import nn
-
-    class Shuffled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(130, 130) for _ in range(8))
-            self.layers[3].requires_grad_(requires_grad=False)
-
-        def forward(self, hidden: Any) -> Any:
-            for index in (2, 0, 7, 3, 5, 1, 6, 2, 4):
-                hidden = self.layers[index](hidden)
-            return hidden
-
-    return Shuffled(), torch.randn(2, 130)
-
-
-def convolutions() -> tuple[Any, Any]:
-    """Return convolutions with batch norm, whose parameters are large and tiny in turns."""
-    import torch
-    from torch import nn
-
-    blocks = [nn.Sequential(nn.Conv2d(n, 2 * n, 3), nn.BatchNorm2d(2 * n), nn.ReLU()) for n in (3, 6, 12, 24)]
-    return nn.Sequential(*blocks, nn.Flatten(), nn.LazyLinear(1000)), torch.randn(2, 3, 12, 12)
-
-
-MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
-    "tiny": layers(3, 1),
-    "wide": layers(100, 1500, 1500, 10),
-    "deep": layers(*[64] * 30),
-    "huge": layers(64, *[1300] * 5, 64),
-    "mixed_dtypes": mixed_dtypes,
-    "out_of_order": out_of_order,
-    "convolutions": convolutions,
-}
+#: Models of ranks/ddp_layout.py, of which some are looked at with a static graph, too.
+MODELS = ("tiny", "wide", "deep", "huge", "mixed_dtypes", "out_of_order", "convolutions")
 STATIC = ("deep", "out_of_order")
 #: The bucket sizes of every model and workload.
 ASKED = {**dict.fromkeys(MODELS, CAPS), **WORKLOADS}
 LARGE = {**dict.fromkeys(LARGE_TRACES, LARGE_CAPS), **dict.fromkeys(HEAVY, WORKLOAD_CAPS)}
-
-Loss = Callable[[Any], Any]
-
-
-def model_and_loss(name: str) -> tuple[Any, Loss]:
-    """Return a model or a workload's model, and what makes its loss of the model that is called."""
-    if name in MODELS:
-        model, inputs = MODELS[name]()
-        model(inputs)  # lazy layers get their shape
-        return model, lambda called: called(inputs).sum()
-    from commbench.ddp.workloads import load_workload
-
-    batch_size = None if name.startswith("trace:") else 2  # a trace has that of its recording
-    workload = load_workload(name, seed=0, rank=0, world_size=1, batch_size=batch_size)
-    batch = next(iter(workload.batches))
-    return workload.model, lambda called: workload.loss(called, batch)
-
-
-def observe(model: Any, loss: Loss) -> dict[str, Any]:
-    """Return the facts of a model, without DDP."""
-    order: list[int] = []
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    handles = [
-        parameter.register_post_accumulate_grad_hook(lambda _, index=index: order.append(index))
-        for index, parameter in enumerate(trained)
-    ]
-    loss(model).backward()
-    for handle in handles:
-        handle.remove()
-    return {
-        "parameters": [
-            {"numel": p.numel(), "itemsize": p.element_size(), "dtype": str(p.dtype).removeprefix("torch.")}
-            for p in trained
-        ],
-        "ready_order": order,
-    }
-
-
-def ask_ddp(model: Any, loss: Loss, cap: str, *, static: bool) -> dict[str, list[Any]]:
-    """Return what DDP logs of its buckets."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    caps = [] if cap == "default" else [float(part) for part in cap.split("+")]
-    options = {"bucket_cap_mb_list": caps} if len(caps) > 1 else {"bucket_cap_mb": caps[0]} if caps else {}
-    ddp = DistributedDataParallel(model, static_graph=static, **options)
-    for _ in range(4 if static else 3):  # it rebuilds in the second forward pass, or the third, and logs in the next
-        loss(ddp).backward()
-    logged = ddp._get_ddp_logging_data()
-    numbers = logged["rebuilt_per_bucket_param_indices"].split(", ")
-    return {
-        "initial_sizes": [int(size) for size in logged["bucket_sizes"].split(", ")],
-        "sizes": [int(size) for size in logged["rebuilt_bucket_sizes"].split(", ")],
-        "indices": [[int(index) for index in bucket.split()] for bucket in numbers],
-    }
-
-
-def main() -> None:
-    """Print by model its facts, and what DDP says for each bucket size, of those in the argument."""
-    import torch
-    import torch.distributed as dist
-
-    torch.manual_seed(0)
-    torch.set_num_threads(1)  # small models, and perhaps a busy machine
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    seen = {}
-    for name, caps in json.loads(sys.argv[1]).items():
-        model, loss = model_and_loss(name)
-        seen[name] = observe(model, loss) | {
-            "ddp": {cap: ask_ddp(model, loss, cap, static=False) for cap in caps},
-            "static": {cap: ask_ddp(model, loss, cap, static=True) for cap in caps if name in STATIC},
-        }
-    sys.stdout.write(json.dumps(seen))
-    sys.stdout.flush()
-    dist.destroy_process_group()
-    os._exit(0)
 
 
 # -------------------------------------------------------------------------------------------------------- the tests
 
 
 def look(python: str, caps_by_model: Mapping[str, Sequence[str]], store: Path) -> dict[str, Any]:
-    """Return what `main` prints of models and their bucket sizes."""
+    """Return what DDP says of models and their bucket sizes."""
     pytest.importorskip("torch")
-    return dict(found_by(run_gloo_ranks(python, 1, __file__, json.dumps(caps_by_model), store=store)))
+    asked = {name: (caps, caps if name in STATIC else []) for name, caps in caps_by_model.items()}
+    return dict(found_by(run_gloo_ranks(python, 1, "ddp_layout.py", json.dumps(asked), store=store)))
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +199,3 @@ def test_steps_without_ddp_have_no_buckets() -> None:
     """Leave the step without DDP alone, also beside a default with the same name of buckets."""
     cases = [case("1"), case("1").local()]
     assert {one: one for one in cases} == group_by_layout(cases, facts(0.1))
-
-
-if __name__ == "__main__":
-    main()

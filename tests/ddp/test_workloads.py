@@ -121,7 +121,7 @@ def test_batch_size_is_obeyed(name: str) -> None:
         pytest.param("gpt", 1, 12, 0.98, marks=pytest.mark.slow),
         ("mlp", 32, 25, 0.85),
         pytest.param("resnet18", 4, 32, 0.7, marks=pytest.mark.slow),
-        ("text", 8, 25, 0.8),
+        pytest.param("text", 8, 25, 0.8, marks=pytest.mark.slow),
     ],
 )
 def test_loss_falls(name: str, batch_size: int, steps: int, falls_to: float) -> None:

@@ -21,6 +21,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
 @pytest.mark.usefixtures("forks")
 def test_a_table_and_a_file_have_every_collective(tmp_path: Path, ranks: int) -> None:

@@ -332,7 +332,9 @@ def test_a_failed_job_fails_those_after_it() -> None:
     assert [] == seen
 
 
-@pytest.mark.parametrize(("job", "status"), [("lambda: None", 0), ("threading.Event().wait", STUCK)])
+@pytest.mark.parametrize(
+    ("job", "status"), [pytest.param("lambda: None", 0, marks=pytest.mark.slow), ("threading.Event().wait", STUCK)]
+)
 def test_the_thread_lets_the_process_end(job: str, status: int) -> None:
     """End well with an idle thread that nobody closed, and with a status of its own in a stuck collective."""
     program = f"""if True:

@@ -255,7 +255,8 @@ def test_sparse_gradients_are_refused(told: Any) -> None:
 # How processes end
 
 
-@pytest.mark.parametrize("hook", [pytest.param("topk", marks=pytest.mark.slow), "powersgd"])
+@pytest.mark.slow
+@pytest.mark.parametrize("hook", ["topk", "powersgd"])
 def test_processes_end_by_themselves(tmp_path: Path, hook: str) -> None:
     """Leave with status 0 and no message after the program's last line, also with a thread that nobody closed."""
     command = [sys.executable, str(RANKS / "hooks_end.py"), "good", hook]

@@ -148,6 +148,7 @@ def store(mlflow: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings of MLflow's dependencies
+@pytest.mark.slow
 def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, store: Path) -> None:
     """Read back the conditions of the parent, and the settings and curves of its children."""
     run = make_both()

@@ -223,6 +223,7 @@ def test_a_launcher_starts_ranks(apply: Callable[[str], Copy], tmp_path: Path) -
     assert ("2", "1", "ok") == (row["world_size"], row["launches"], row["status"])
 
 
+@pytest.mark.slow
 def test_a_figure_is_drawn(apply: Callable[[str], Copy]) -> None:
     """Draw the new figure of a kept run."""
     run = ROOT / "results" / "quick_xeon2core_20261121"

@@ -122,8 +122,8 @@ def test_one_disturbed_block_does_not_cost_the_best_hook_its_place(budget: str) 
 
 def test_a_gain_that_matters_is_found() -> None:
     """Change to top-k where the link is slow."""
-    world = World(plan=make_plan(), link=Link(gbit=1.0))
-    found = conclude(world, play(world).records)
+    world = default_world()
+    found = conclude(world, default_play().records)
     assert ("change", "topk") == (found.verdict, found.best.hook)
     assert found.speedup is not None
     true = world.true_ms(world.plan.baseline) / min(world.true_ms(case) for case in world.plan.candidates)
@@ -155,6 +155,7 @@ def test_the_default_is_kept_where_communication_does_not_matter() -> None:
     assert setting_of(world.plan.baseline) == setting_of(found.baseline)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_comes_to_the_same_settings() -> None:
     """Decide every stage from what was measured before it, wherever the run was interrupted."""
     world = World(plan=make_plan(budget="quick"), link=Link(gbit=10.0))
@@ -339,6 +340,7 @@ def test_there_is_no_second_look_where_the_number_of_launches_was_named() -> Non
     assert 1 == stage_names(requests).count("confirm")
 
 
+@pytest.mark.slow
 def test_more_fresh_launches_may_be_asked_for_later() -> None:
     """Leave all that was measured as it is and add to the confirmation."""
     world = World(plan=make_plan(budget="quick"), noise=0.02)
@@ -352,7 +354,7 @@ def test_more_fresh_launches_may_be_asked_for_later() -> None:
 
 def test_a_time_limit_is_shared_out() -> None:
     """Give calibration and rounds their shares, the confirmation the rest; but network and calibration a launch."""
-    world = World(plan=make_plan(time_limit_s=100.0))
+    world = World(plan=make_plan(budget="quick", time_limit_s=100.0))
     requests = play(world).requests
     limits = {request.name: request.time_limit_s for request in requests}
     assert (25.0, 65.0, 65.0) == (limits["network"], limits["calibrate"], limits["round 1"])
@@ -362,6 +364,7 @@ def test_a_time_limit_is_shared_out() -> None:
     assert {100.0} == {request.whole_limit_s for request in requests}
 
 
+@pytest.mark.slow
 def test_the_first_blocks_leave_time_for_all_that_is_planned() -> None:
     """Count the blocks of rounds and fresh launches with those of the calibration, which fixes how long they are."""
     world = World(plan=make_plan(budget="standard"), misfit=0.0)
