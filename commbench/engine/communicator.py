@@ -1,7 +1,7 @@
-"""The interface between the engine and a backend: primitives, buffers, a timed loop, and what a row says about them.
+"""The interface between the engine and a backend: primitives, buffers, a timed loop, and facts for its rows.
 
-A new backend is one file with one class. Backends whose buffers are host memory inherit `HostCommunicator` and write
-primitives only; others also say how to allocate, fill and check their buffers, and bring their own timed loop.
+A new backend is one file with one class. A backend with buffers in host memory inherits `HostCommunicator` and
+implements the primitives only. Others also allocate, fill and check their buffers, and bring their own timed loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from commbench.system.topology import last_level_cache_bytes
 
 #: Buffers begin on a page, as in OSU's benchmarks.
 ALIGNMENT = 4096
-#: What a receive buffer holds before an operation that must overwrite it: in int8 -91, which is no answer either.
+#: Byte in a receive buffer before an operation overwrites it; -91 in int8, which is never a result.
 STALE = 0xA5
 
 
@@ -40,9 +40,9 @@ class Communicator(Primitives[Any, Call]):
 
     device: str
     loops: tuple[str, ...] = ("python",)
-    """The timed loops it has, its best first."""
+    """The timed loops of the backend, the best first."""
     syncs: tuple[str, ...] = SYNCS
-    """The ways in which its ranks can start together."""
+    """The supported methods of a synchronised start."""
     most_elements: int | None = None
     """The most elements that one call can take; None: no limit."""
     ranks_per_gpu: int | None = None
@@ -56,7 +56,7 @@ class Communicator(Primitives[Any, Call]):
 
     @abstractmethod
     def library(self) -> str:
-        """Name and version of the library that carries the operations."""
+        """Return name and version of the library that carries the operations."""
 
     @abstractmethod
     def transport(self) -> str:
@@ -67,7 +67,7 @@ class Communicator(Primitives[Any, Call]):
         return ""
 
     def using(self, algorithm: str) -> Communicator:
-        """The communicator for an algorithm (see `commbench.collectives.algorithms`); collective."""
+        """Return the communicator for an algorithm (see `commbench.collectives.algorithms`); collective."""
         if algorithm == AUTO:
             return self
         raise UnsupportedError("algorithm_not_offered", backend=self.backend)
@@ -82,7 +82,7 @@ class Communicator(Primitives[Any, Call]):
 
     @abstractmethod
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
-        """A new timed loop, one of ``loops`` or ``auto`` for the best."""
+        """Return a new timed loop: one of ``loops``, or ``auto`` for the best."""
 
     @abstractmethod
     def null_calls(self) -> list[Call]:
@@ -90,7 +90,7 @@ class Communicator(Primitives[Any, Call]):
 
     @abstractmethod
     def allocate(self, dtype: DataType, count: int) -> Any:  # noqa: ANN401 - a backend's own buffer type
-        """A buffer of ``count`` elements."""
+        """Return a buffer of ``count`` elements."""
 
     @contextmanager
     def allocating(self, kind: str) -> Iterator[None]:
@@ -105,11 +105,11 @@ class Communicator(Primitives[Any, Call]):
 
     @abstractmethod
     def poison(self, buffer: Any) -> None:  # noqa: ANN401 - as allocate
-        """Fill a buffer with bytes that no answer holds."""
+        """Fill a buffer with bytes that occur in no result."""
 
     @abstractmethod
     def count_wrong(self, buffer: Any, content: Content) -> int:  # noqa: ANN401 - as allocate
-        """Number of elements that differ from ``content``."""
+        """Return the number of elements that differ from ``content``."""
 
     def complete(self) -> None:
         """Wait until every call issued so far has finished on the device."""
@@ -131,13 +131,12 @@ class Communicator(Primitives[Any, Call]):
         return shape.rank * shape.block
 
     def split(self, groups: Sequence[Group]) -> Communicator | None:
-        """The communicator of this rank's group, None in no group; each division is made once.
+        """Return the communicator of this rank's group, None in no group; each division is made once.
 
-        All ranks of the launch make it together, including ranks in no group: libraries name a group by the number of
-        groups that the process has made, and this number must be equal on all ranks.
-
-        In it, ``rank`` and ``size`` are the group's. Its timed loops are not used: all groups run in the loop of the
-        whole communicator, which synchronises all ranks and closes it.
+        Collective over all ranks of the launch, including ranks in no group: libraries identify a group by the number
+        of groups that the process has made, which must be equal on all ranks. In the result, ``rank`` and ``size`` are
+        the group's. Its timed loops are not used: all groups run in the loop of the whole communicator, which
+        synchronises all ranks and closes it.
 
         Args:
             groups: disjoint, each ascending, the same on every rank.

@@ -1,7 +1,7 @@
-"""How ranks agree: the control plane beside the backend that is being measured.
+"""The control plane: how ranks agree, beside the backend that is measured.
 
-Plans, decisions and samples travel here, never timed. It is MPI where ranks were started by an MPI launcher and
-torch.distributed elsewhere; `ThreadControl` runs ranks as threads of one process, for the fake backend and for tests.
+It carries plans, decisions and samples, never timed data. It is MPI if an MPI launcher started the ranks, else
+torch.distributed; `ThreadControl` runs ranks as threads of one process, for the fake backend and for tests.
 """
 
 from __future__ import annotations
@@ -17,56 +17,56 @@ from commbench.errors import Reason, UnsupportedError
 
 T = TypeVar("T")
 
-#: How often a thread that waits for another looks whether any has failed.
+#: Interval in seconds at which a waiting thread checks whether another has failed.
 GIVEN_UP_S = 0.1
 
 
 class Assembly(Protocol):
-    """Ranks that tell each other values; all of them call each method together."""
+    """Ranks that exchange values; every method is collective."""
 
     rank: int
     size: int
 
     def gather(self, value: T) -> list[T] | None:
-        """Every rank's value, by rank, on rank 0; None elsewhere."""
+        """Return every rank's value, by rank, on rank 0; None elsewhere."""
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
+        """Return rank 0's value on every rank."""
 
 
 class Control(Assembly, Protocol):
-    """What the engine asks of a control plane.
+    """The control plane that the engine needs.
 
-    All ranks together call every method but `exchange`, `send_int` and `receive_int`.
+    Every method is collective except `exchange`, `send_int` and `receive_int`.
     """
 
     def broadcast_int(self, value: int, *, patient: bool = False) -> int:
-        """As `broadcast` for one 64-bit integer, as fast as the transport allows: it carries start instants.
+        """Broadcast one 64-bit integer as fast as the transport allows; used for start instants.
 
-        ``patient``: leave the core to others while waiting instead of polling.
+        ``patient``: yield the core while waiting instead of polling.
         """
 
     def barrier(self, *, patient: bool = False) -> None:
-        """Wait until every rank has come; ``patient`` as in `broadcast_int`."""
+        """Wait until every rank has entered; ``patient`` as in `broadcast_int`."""
 
     def exchange(self, target: int, source: int) -> None:
         """Send an empty message to ``target`` and receive one from ``source``."""
 
     def send_int(self, value: int, target: int) -> None:
-        """Send one 64-bit integer to ``target``, as fast as the transport allows: it compares clocks."""
+        """Send one 64-bit integer to ``target`` as fast as the transport allows; used to compare clocks."""
 
     def receive_int(self, source: int) -> int:
-        """The next integer that ``source`` has sent to this rank."""
+        """Return the next integer that ``source`` sent to this rank."""
 
     def abort(self, code: int) -> None:
         """End every rank of the launch at once with a non-zero exit status."""
 
     def close(self) -> None:
-        """Leave cleanly, all ranks together."""
+        """Shut down in order; collective."""
 
 
 def gather_everywhere(control: Assembly, value: T) -> list[T]:
-    """Every rank's value, by rank, on every rank."""
+    """Return every rank's value, by rank, on every rank."""
     gathered: list[T] | None = control.broadcast(control.gather(value))
     assert gathered is not None  # noqa: S101 - rank 0 always holds the list
     return gathered
@@ -107,7 +107,7 @@ class ThreadControl:
         self._rendezvous = rendezvous
 
     def gather(self, value: T) -> list[T] | None:
-        """Every rank's value on rank 0."""
+        """Return every rank's value on rank 0."""
         self._rendezvous.slots[self.rank] = value
         self._rendezvous.barrier.wait()
         values = list(self._rendezvous.slots) if self.rank == 0 else None
@@ -115,7 +115,7 @@ class ThreadControl:
         return values  # type: ignore[return-value]
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value."""
+        """Return rank 0's value."""
         if self.rank == 0:
             self._rendezvous.slots[0] = value
         self._rendezvous.barrier.wait()
@@ -124,7 +124,7 @@ class ThreadControl:
         return shared  # type: ignore[return-value]
 
     def broadcast_int(self, value: int, *, patient: bool = False) -> int:  # noqa: ARG002 - threads block anyway
-        """Rank 0's integer."""
+        """Return rank 0's integer."""
         return self.broadcast(value)
 
     def barrier(self, *, patient: bool = False) -> None:  # noqa: ARG002 - threads block anyway

@@ -1,4 +1,4 @@
-"""The matrix of pairs: every ordered pair of ranks timed, in rounds of disjoint pairs that run at the same time."""
+"""The matrix of pairs: every ordered pair of ranks is timed, in rounds of disjoint pairs that run at the same time."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from commbench.engine.timing.loops import Call, Timer
 from commbench.engine.timing.sync import TOLERATED_LATE
 from commbench.errors import UnsupportedError
 
-#: Repetitions of a pair in a launch: the least for a median, and the most that are worth gathering.
+#: Repetitions of a pair in a launch: the fewest for a median, and the most.
 FEWEST, MOST = 6, 100
-#: Repetitions that are thrown away before those, beside the one that is verified: pairs meet for the first time.
+#: Discarded repetitions of each pair after the verified one.
 WARMUPS = 2
-#: All turns together take about so many time slices of a case, but one turn no less and no more than these shares.
+#: Time slices of a case for all turns together, and the smallest and largest share of a slice for one turn.
 SLICES, LEAST_SHARE, MOST_SHARE = 10, 0.1, 0.5
 
 Turn = Sequence[Pair]
@@ -39,7 +39,7 @@ Turn = Sequence[Pair]
 
 
 class _PairView:
-    """A backend as the two ranks of a pair see it, numbered 0 and 1: what point-to-point operations ask of it."""
+    """A backend restricted to the two ranks of a pair, numbered 0 and 1, for point-to-point operations."""
 
     def __init__(self, communicator: Communicator, pair: Pair) -> None:
         self._communicator = communicator
@@ -64,11 +64,11 @@ class _PairView:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedMatrix:
-    """A case in the pattern ``matrix`` on this rank: one pair of buffers for all its partners."""
+    """A case of the pattern ``matrix`` on this rank, with one pair of buffers for all partners."""
 
     case: Case
     operation: Operation
-    """The entry of one pair."""
+    """The operation of one pair."""
     communicator: Communicator
     data: KnownData
     elements: int
@@ -77,18 +77,18 @@ class PreparedMatrix:
 
     @property
     def participants(self) -> tuple[int, ...]:
-        """The ranks that take part: all."""
+        """Return all ranks."""
         return tuple(range(self.communicator.size))
 
     def turns(self, launch: int) -> list[Turn]:
-        """What happens in a launch, in an order of its own; of a round both directions follow each other."""
+        """Return the turns of a launch in its own order; both directions of a round follow each other."""
         rounds: list[Turn] = list(shuffled(rounds_of(self.communicator.size), 0, launch))
         if not self.operation.is_one_way:
             return rounds
         return [turn for pairs in rounds for turn in (pairs, [(target, source) for source, target in pairs])]
 
     def calls(self, turn: Turn) -> list[Call]:
-        """This rank's calls in a turn; none where it is idle."""
+        """Return this rank's calls in a turn; none if it is idle."""
         pair = self._pair(turn)
         if not pair:
             return []
@@ -97,7 +97,7 @@ class PreparedMatrix:
         return calls
 
     def verify(self, turn: Turn, calls: Sequence[Call], timer: Timer) -> int:
-        """Make the calls once, in the loop that will time them: the wrong elements that this rank has received."""
+        """Run the calls once in the timed loop; return the wrong elements that this rank received."""
         self.communicator.poison(self.buffers.receive)
         timer.run(calls, 1, 1)
         self.communicator.complete()
@@ -109,7 +109,7 @@ class PreparedMatrix:
         return self.communicator.count_wrong(self.buffers.receive, self.data.answer(sent))
 
     def _pair(self, turn: Turn) -> Pair | None:
-        """The pair that this rank belongs to."""
+        """Return the pair of this rank in a turn; None if it is idle."""
         return next((pair for pair in turn if self.communicator.rank in pair), None)
 
     def _shape(self, pair: Pair) -> Shape:
@@ -122,7 +122,7 @@ def turn_share(turns: int) -> float:
 
 
 def time_slices(case: Case, ranks: int) -> float:
-    """The time that a case takes among ``ranks`` ranks, in time slices: 1, and more for a matrix."""
+    """Return the duration of a case on ``ranks`` ranks in time slices: 1, or more for a matrix."""
     if case.pattern != MATRIX:
         return 1.0
     try:
@@ -134,10 +134,10 @@ def time_slices(case: Case, ranks: int) -> float:
 
 
 def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
-    """Allocate the buffers of a case and fill what is sent, which tells ranks apart.
+    """Allocate the buffers of a case and fill the send buffer with data that differ between ranks.
 
     Raises:
-        UnsupportedError: there are no pairs, or the operation or the backend has none; the same on every rank.
+        UnsupportedError: there are no pairs, or the operation or the backend cannot do pairs; the same on every rank.
     """
     operation = operation_in_pattern(case.operation, case.pattern, communicator.size)
     check_ranks(operation, communicator.size)
@@ -164,7 +164,7 @@ def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class _Share:
-    """What one rank knows of a turn: its stamps, arrays of shape (repetitions,), and the wrong elements it got."""
+    """One rank's result of a turn: stamps, arrays of shape (repetitions,), and the wrong elements it received."""
 
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
@@ -173,7 +173,7 @@ class _Share:
 
 
 class _TurnTimes:
-    """The times of the pairs of a turn, shape (pairs, repetitions), in nanoseconds; NaN where one of the two was late.
+    """Times of the pairs of a turn, shape (pairs, repetitions), in nanoseconds; NaN if one of the two was late.
 
     ``spanning`` as in `commbench.engine.samples.Samples`.
     """
@@ -187,27 +187,27 @@ class _TurnTimes:
 
     @property
     def tried(self) -> int:
-        """Repetitions, late ones among them."""
+        """Return the number of repetitions, including late ones."""
         return int(self._times.shape[1])
 
     @property
     def valid(self) -> int:
-        """Repetitions that count, of the pair that has the fewest."""
+        """Return the valid repetitions of the pair with the fewest."""
         return int((~np.isnan(self._times)).sum(axis=1).min())
 
     @property
     def late(self) -> int:
-        """Repetitions that do not count, of all pairs together."""
+        """Return the late repetitions over all pairs."""
         return int(np.isnan(self._times).sum())
 
     @property
     def counted(self) -> int:
-        """Repetitions that count, of all pairs together."""
+        """Return the valid repetitions over all pairs."""
         return int(self._times.size) - self.late
 
     @property
     def wrong(self) -> int:
-        """Wrong elements, of all ranks together."""
+        """Return the wrong elements over all ranks."""
         return sum(self._wrong)
 
     def add(self, ranks: Sequence[_Share]) -> float:
@@ -222,7 +222,7 @@ class _TurnTimes:
         return float(np.isnan(times).mean())
 
     def pairs(self, per: int, *, one_way: bool) -> list[PairTimes]:
-        """Each pair in microseconds of one of ``per`` operations, in both orders unless ``one_way``."""
+        """Return each pair's times in microseconds of one of ``per`` operations, in both orders unless ``one_way``."""
         counts = (~np.isnan(self._times)).sum(axis=1)
         counted = np.flatnonzero(counts)
         if not counted.size:
@@ -249,17 +249,17 @@ class _TurnTimes:
 
 @dataclass(kw_only=True)
 class MatrixSampler:
-    """Samples all pairs: a turn at a time, each for its share of the time; rank 0 decides, all ranks obey."""
+    """Samples all pairs turn by turn, each for its share of the time; rank 0 decides for all ranks."""
 
     control: Control
     timer: Timer
     matrix: PreparedMatrix
     slice_s: float
-    """Time for a case, in seconds; a matrix takes several, see `SLICES`."""
+    """Time slice of a case, in seconds; a matrix takes several, see `SLICES`."""
     reading_ns: float
-    """What one reading of the clock costs in this timer's loop."""
+    """Cost of one reading of the clock in this timer's loop."""
     late: int = field(default=0, init=False)
-    """Repetitions that did not count, on rank 0; each once, although two directions may share it."""
+    """Late repetitions, on rank 0; one that two directions share counts once."""
     counted: int = field(default=0, init=False)
     """Valid repetitions, on rank 0."""
     wrong: int = field(default=0, init=False)
@@ -269,20 +269,20 @@ class MatrixSampler:
         """Measure every pair; return the settings, and on rank 0 the pairs sorted by source and target."""
         turns = self.matrix.turns(launch)
         self.timer.sync.plan.reset()
-        settled = fixed or self._settle(turns[0])
+        settled = fixed or self._choose_settings(turns[0])
         per = settled.batch * self.matrix.window * self.matrix.operation.operations_per_call
-        found: list[PairTimes] = []
+        pairs: list[PairTimes] = []
         for turn in turns:
             times = self._measure(turn, settled, self.slice_s * turn_share(len(turns)))
             if self.control.rank == 0:
-                found += times.pairs(per, one_way=self.matrix.operation.is_one_way)
+                pairs += times.pairs(per, one_way=self.matrix.operation.is_one_way)
                 self.late += times.late
                 self.counted += times.counted
                 self.wrong += times.wrong
-        return settled, sorted(found, key=lambda pair: (pair.source, pair.target))
+        return settled, sorted(pairs, key=lambda pair: (pair.source, pair.target))
 
-    def _settle(self, turn: Turn) -> FixedSettings:
-        """Agree on how many operations to time together, from the fastest pair of a turn."""
+    def _choose_settings(self, turn: Turn) -> FixedSettings:
+        """Agree on the number of operations to time together, from the fastest pair of a turn."""
         calls = self.matrix.calls(turn)
         self.timer.run(calls, 1, 1)
         seen = self.timer.run(calls, 1 + WARMUPS, 1)
@@ -291,7 +291,7 @@ class MatrixSampler:
         return self.control.broadcast(FixedSettings(warmups=WARMUPS, batch=batch))
 
     def _measure(self, turn: Turn, settled: FixedSettings, turn_s: float) -> _TurnTimes:
-        """One turn: verified, warmed up, repeated; the times are filled in on rank 0."""
+        """Measure one turn: verify, warm up, repeat; rank 0 gets the times."""
         calls = self.matrix.calls(turn)
         wrong = self.matrix.verify(turn, calls, self.timer)
         self.timer.run(calls, settled.warmups, settled.batch)
@@ -315,7 +315,7 @@ class MatrixSampler:
 def _next_step(
     times: _TurnTimes, gathered: Sequence[_Share] | None, begun: float, turn_s: float, clock: GlobalClock
 ) -> Step | None:
-    """Rank 0's view after a chunk; None on the other ranks, whose view does not matter."""
+    """Return rank 0's decision after a chunk; None on the other ranks."""
     if gathered is None:
         return None
     late = times.add(gathered)

@@ -1,4 +1,4 @@
-"""The engine: measures one case on one backend in one launch and makes its `Record`."""
+"""The engine: measures one case on one backend in one launch and returns its `Record`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OVERHEAD_REPETITIONS = 100
 FLAGGED_LATE = 0.2
 #: Pairs that the reason of a wrong matrix names.
 NAMED_PAIRS = 3
-#: Operations of which the shortest tells whether one lasts that long, and their share of a case's time slice.
+#: Probed operations, of which the shortest gives an operation's length, and their share of a case's time slice.
 PROBES = 5
 PROBING_SHARE = 0.1
 
@@ -49,22 +49,22 @@ WorkT = TypeVar("WorkT")
 
 @dataclass
 class Session:
-    """What all cases of one launch share, on one rank."""
+    """State of one launch on one rank, shared by all cases."""
 
     control: Control
     budget: Budget
     progress: Progress
     clock: GlobalClock = field(default_factory=GlobalClock)
-    """Makes ranks' stamps comparable."""
+    """Makes stamps of different ranks comparable."""
     oversubscribed: bool = False
     hosts: Sequence[str] = ()
     """The host of each rank; empty: all are on one."""
     slice_s: float | None = None
-    """Time for one case, in seconds; the budget's where None."""
+    """Time slice of a case, in seconds; None: the budget's."""
     meter: RunMeter = field(default_factory=RunMeter)
-    """What this rank reads of the energy."""
+    """Energy counters that this rank reads."""
     find_clocks: Callable[[str], GpuClocks | None] = GpuClocks.find
-    """How a rank finds the clock of its GPU, by PCI address."""
+    """Returns the clock of a GPU by PCI address."""
     _gpus: dict[str, GpuClocks | None] = field(default_factory=dict)
     _caches: dict[str, int] = field(default_factory=dict)
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
@@ -73,34 +73,34 @@ class Session:
 
     @cached_property
     def rule(self) -> StoppingRule:
-        """When a case has been repeated often enough; intervals narrower than two ticks of the clock mean nothing."""
+        """Return the stopping rule of a case."""
         return StoppingRule(relative_half_width=self.budget.relative_half_width, ticks_s=timer_tick_s())
 
     def reading_ns(self, timer: Timer) -> float:
-        """What one reading of a timed loop's clock costs, in nanoseconds."""
+        """Return the cost of one reading of a timed loop's clock, in nanoseconds."""
         if timer.name not in self._readings:
             self._readings[timer.name] = timer.reading_ns()
         return self._readings[timer.name]
 
-    def metered(self, work: Callable[[], WorkT]) -> tuple[WorkT, float | None]:
-        """Do something, and say what each repetition in it has cost, in joules; all ranks together.
+    def with_energy(self, work: Callable[[], WorkT]) -> tuple[WorkT, float | None]:
+        """Run ``work``; return its result and the joules per repetition; collective.
 
-        The energy is known on rank 0 alone; None where a counter does not answer or none moves, as on some virtual
-        machines, or it was over too soon.
+        Only rank 0 gets the energy. It is None if a counter cannot be read, if none changes, as on some virtual
+        machines, or if ``work`` was too short.
         """
         before, made = self.meter.own.read(), int(self.progress.counters[1])
         begun = time.perf_counter()
-        found = work()
+        result = work()
         lasted_s, repetitions = time.perf_counter() - begun, int(self.progress.counters[1]) - made
         used = self.control.gather(self.meter.own.joules_since(before))
-        known = [joules for joules in used or () if joules is not None]
-        joules: float = sum(known)
-        if used is None or len(known) < len(used) or lasted_s < self.meter.least_s or not (joules and repetitions):
-            return found, None
-        return found, joules / repetitions
+        readable = [joules for joules in used or () if joules is not None]
+        joules: float = sum(readable)
+        if used is None or len(readable) < len(used) or lasted_s < self.meter.least_s or not (joules and repetitions):
+            return result, None
+        return result, joules / repetitions
 
     def read_clock(self, communicator: Communicator) -> Reading | None:
-        """The clock of this rank's GPU now; None where it uses none or NVML knows of none."""
+        """Return the state of this rank's GPU; None if it uses no GPU or NVML does not list it."""
         address = communicator.gpu
         if address not in self._gpus:
             self._gpus[address] = self.find_clocks(address) if address else None
@@ -108,14 +108,14 @@ class Session:
         return clock.read() if clock else None
 
     def cache_bytes(self, communicator: Communicator) -> int:
-        """The largest cache that any rank's buffers go through; 0 where some rank's is unknown; all ranks together."""
+        """Return the largest cache behind any rank's buffers; 0 if a rank's is unknown; collective."""
         if communicator.backend not in self._caches:
             gathered = gather_everywhere(self.control, communicator.cache_bytes())
             self._caches[communicator.backend] = max(gathered) if all(gathered) else 0
         return self._caches[communicator.backend]
 
     def check(self, case: Case, communicator: Communicator) -> None:
-        """Raise `UnsupportedError` where the backend cannot time the case as asked."""
+        """Raise `UnsupportedError` if the backend cannot time the case as requested."""
         if case.loop not in ("auto", *communicator.loops):
             raise UnsupportedError(
                 "loop_missing", backend=case.backend, loop=case.loop, loops=" or ".join(communicator.loops)
@@ -128,9 +128,10 @@ class Session:
             communicator.check_capture()
 
     def timer(self, case: Case, communicator: Communicator, *, lasting_ns: float = 0.0) -> Timer:
-        """The timed loop for a case, calibrated once a launch, all ranks together.
+        """Return the timed loop for a case, calibrated once per launch; collective.
 
-        ``lasting_ns``: how long the operation takes; it decides where clocks agree only within a bound.
+        ``lasting_ns``: duration of the operation, which decides whether clocks agree closely enough for an agreed
+        start.
         """
         method = choose_method(
             case.sync,
@@ -146,15 +147,15 @@ class Session:
         return self._timers[key]
 
     def refresh_clock(self) -> None:
-        """Compare the hosts' clocks again where that was long ago, all ranks together."""
+        """Compare the hosts' clocks again if the last comparison is old; collective."""
         if not self.clock.is_shared and self.control.broadcast_int(self.clock.is_stale()):
             self.clock.refresh()
 
     def overhead_us(self, case: Case, communicator: Communicator, batch: int) -> float:
-        """Overhead per operation: the same loop around an operation among one rank, median, in microseconds.
+        """Return the overhead per operation: the median time of the same loop around a single-rank operation, in us.
 
-        A loop on the host needs no other ranks for that. One of events would not be the same without them: what the
-        host does is hidden only where ranks start together.
+        A loop on the host needs no other ranks for that. A loop of events does, because only a common start hides the
+        host's time.
         """
         key = (case.backend, case.loop, case.mode, batch)
         if key not in self._overheads:
@@ -166,8 +167,8 @@ class Session:
                 timer.run(calls, 1, 1)  # before it is captured
                 calls, times = [communicator.capture(calls * GRAPH_OPERATIONS)], max(1, batch // GRAPH_OPERATIONS)
             timer.run(calls, 10, times)
-            seen = timer.run(calls, OVERHEAD_REPETITIONS, times)
-            self._overheads[key] = float(np.median(seen.end_ns - seen.start_ns)) / batch / 1e3
+            repeated = timer.run(calls, OVERHEAD_REPETITIONS, times)
+            self._overheads[key] = float(np.median(repeated.end_ns - repeated.start_ns)) / batch / 1e3
         return self._overheads[key]
 
 
@@ -190,27 +191,31 @@ def measure(
         return _on_root(session, without_result(record, "unsupported", prepared_with_timer))
     prepared, timer = prepared_with_timer
     prepared, checked = _verify_case(prepared, timer, session)
-    record = replace(record, **_conditions(prepared, timer))  # the library has said how it carries it
+    record = replace(
+        record, **_conditions(prepared, timer)
+    )  # transport and algorithm are known after the first operation
     if checked.refusal:
         return _on_root(session, without_result(record, "unsupported", checked.refusal))
     if checked.wrong:
         return _on_root(session, wrong_record(record, prepared, checked))
     prepared.refill()
     with stopwatch.measuring():
-        timer = _suit_clock(prepared, communicator, timer, session, fixed)
+        timer = _timer_for_length(prepared, communicator, timer, session, fixed)
         record = replace(record, **_conditions(prepared, timer))
         sampler = _sampler(prepared, timer, session)
-        together = prepared.captured  # a batch counts operations, the sampler calls
+        together = prepared.captured  # `batch` counts operations, the sampler counts calls
         calls = sampler.warm_up(fixed and replace(fixed, batch=max(1, fixed.batch // together)))
         settled = replace(calls, batch=calls.batch * together)
-        before = session.read_clock(communicator)  # warm: an idle GPU's clock is low, and rises at the first operation
+        before = session.read_clock(
+            communicator
+        )  # after warm-up: an idle GPU's clock is low and rises at the first operation
         samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
         after = session.read_clock(communicator)
         overlap = _overlap(prepared, communicator, timer, session)
     if session.budget.energy_s and session.meter.covers(case.backend):
         lasting_s = max(session.budget.energy_s, session.meter.least_s)
         at_once = replace(sampler, timer=session.timer(replace(case, sync="none"), communicator))
-        _, repetition_J = session.metered(lambda: at_once.repeat_for(lasting_s, calls.batch))  # noqa: N806 - a unit
+        _, repetition_J = session.with_energy(lambda: at_once.repeat_for(lasting_s, calls.batch))  # noqa: N806 - a unit
     overhead_us = round(session.overhead_us(case, communicator, settled.batch), 4)
     gathered = session.control.gather((prepared.communicator.transport(), before, after))
     if samples is None or gathered is None:
@@ -248,14 +253,14 @@ class Stopwatch:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Time spent inside counts as measuring."""
+        """Count the time inside as measuring."""
         begun = time.perf_counter()
         yield
         self.measuring_s += time.perf_counter() - begun
 
     @property
     def other_s(self) -> float:
-        """Time since the start that was not measuring."""
+        """Return the seconds since the start that were not measuring."""
         return time.perf_counter() - self._begun - self.measuring_s
 
 
@@ -321,15 +326,15 @@ def _prepare_with_timer(
 ) -> tuple[PreparedT, Timer] | Reason:
     """Return the prepared case and its timed loop, or the refusal of any rank, on all ranks."""
 
-    def made() -> PreparedT:
+    def prepared_on_rank() -> PreparedT:
         prepared = make()
         session.check(case, communicator)
         return prepared
 
-    prepared = agree_on(session.control, made)
+    prepared = agree_on(session.control, prepared_on_rank)
     if isinstance(prepared, Reason):
         return prepared
-    return prepared, session.timer(case, communicator)  # of the whole: all groups start together
+    return prepared, session.timer(case, communicator)  # all groups start together
 
 
 def _prepare_case(case: Case, communicator: Communicator, session: Session) -> Prepared:
@@ -353,17 +358,17 @@ def _verify_case(prepared: Prepared, timer: Timer, session: Session) -> tuple[Pr
     return captured, captured.verify(session.control, shared_clock=session.clock.is_shared, timer=timer)
 
 
-def _suit_clock(
+def _timer_for_length(
     prepared: Prepared, communicator: Communicator, timer: Timer, session: Session, fixed: FixedSettings | None
 ) -> Timer:
-    """The timed loop for an operation of this length: how ranks start together may depend on it."""
+    """Return the timed loop for an operation of this length, which may decide how ranks start together."""
     case = prepared.case
     if case.sync != "auto" or session.clock.is_shared or communicator.own_threads:
         return timer
     if fixed and fixed.sync:
         return session.timer(replace(case, sync=fixed.sync), communicator)
     lasting_us = 0.0
-    for share in (0.0, PROBING_SHARE):  # the first is for warming up
+    for share in (0.0, PROBING_SHARE):  # the first is a warm-up
         affordable = share * 1e6 * (session.slice_s or session.budget.slice_s) / max(lasting_us, 1.0)
         probes = max(1, min(PROBES, int(affordable)))
         tried = probe_us(session.control, timer, prepared.calls, prepared.participants, probes)
@@ -385,16 +390,16 @@ def _sampler(prepared: Prepared, timer: Timer, session: Session) -> Sampler:
 
 
 def _sample(sampler: Sampler, prepared: Prepared, session: Session, batch: int) -> tuple[Samples | None, float | None]:
-    """Repeat; on rank 0 the samples, and the joules of a repetition where those are counted."""
+    """Repeat the case; return the samples on rank 0, and the joules per repetition if they are counted."""
     spanning = sampler.timer.sync.plan.spans_ranks
     samples = Samples(prepared.participants, spanning=spanning, clock_error_ns=session.clock.error_ns)
     if not session.meter.covers(prepared.case.backend):
         return sampler.collect(samples, batch), None
-    return session.metered(lambda: sampler.collect(samples, batch))
+    return session.with_energy(lambda: sampler.collect(samples, batch))
 
 
 def _overlap(prepared: Prepared, communicator: Communicator, settled: Timer, session: Session) -> Overlap | None:
-    """The overlap of a non-blocking collective whose ranks start together as in its row; None for others."""
+    """Return the overlap of a non-blocking collective that starts as in its row; None for others."""
     if not prepared.operation.overlaps:
         return None
     timer = session.timer(replace(prepared.case, loop="python", sync=settled.sync.plan.method), communicator)
@@ -421,7 +426,7 @@ def _conditions(prepared: Prepared | PreparedMatrix, timer: Timer) -> dict[str, 
 def _with_samples(
     record: Record, samples: Samples, session: Session, stopwatch: Stopwatch, *, in_cache: bool
 ) -> Record:
-    """Add what was sampled to a record, and the flags that follow from it."""
+    """Return the record with the samples and the flags that follow from them."""
     if not samples.valid:
         return without_result(replace(record, late_discarded=samples.late), "failed", _reason_without_times(record))
     per = _operations(record)
@@ -455,6 +460,6 @@ def _is_clock_uncertain(record: Record, times_us: Sequence[float], session: Sess
 
 
 def _operations(record: Record) -> int:
-    """Operations in one repetition."""
+    """Return the operations in one repetition."""
     operation = operation_in_pattern(record.case.operation, record.case.pattern, record.group_size)
     return record.batch * record.window * operation.operations_per_call

@@ -1,4 +1,4 @@
-"""How much of a non-blocking collective hides behind computing, as OSU's non-blocking benchmarks define it."""
+"""Overlap of a non-blocking collective with computing, as OSU's non-blocking benchmarks define it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from commbench.engine.samples import Samples
 from commbench.engine.timing.loops import Call, Timer
 
 REPETITIONS = 30
-#: How often a measurement is tried where all starts were late; each time ranks agree on instants further ahead.
+#: Attempts at a measurement whose starts are all late; each widens the slack.
 ATTEMPTS = 4
 _ALL_LATE = -1
 #: Share of a case's time slice for each of the three measurements.
 SHARE = 0.3
-#: Order of the matrix whose product with a vector is one step of computing: about a microsecond.
+#: Order of the matrix in one step of computing, a matrix-vector product of about a microsecond.
 ORDER = 32
 
 
 def measure_overlap(
     calls: Sequence[Call], timer: Timer, control: Control, participants: Sequence[int], slice_s: float
 ) -> Overlap | None:
-    """Time a start and a completion with and without computing in between; the medians on rank 0, None elsewhere.
+    """Time a start and a completion with and without computing between them; return medians on rank 0.
 
-    None on rank 0, too, where no repetition began on time, as happens on hosts that are very busy.
+    None on the other ranks, and on rank 0 if no repetition started on time, as on very busy hosts.
 
     Args:
-        calls: the start and the completion; none on a rank that stands aside.
+        calls: the start and the completion; none on a rank that does not take part.
         timer: a Python loop: computing is not native code, and all three times must be comparable.
         control: the ranks, which all call this together.
         participants: the ranks whose slowest counts.
@@ -49,7 +49,7 @@ def measure_overlap(
 
 
 class Computing:
-    """Multiplies a small matrix with a vector until so many nanoseconds have passed, as OSU's dummy_compute does."""
+    """Multiplies a small matrix with a vector for a given time in nanoseconds, as OSU's dummy_compute does."""
 
     def __init__(self, lasting_ns: int) -> None:
         self._lasting_ns = lasting_ns
@@ -67,7 +67,7 @@ class Computing:
 def _median_ns(
     control: Control, timer: Timer, calls: Sequence[Call], participants: Sequence[int], repetitions: int
 ) -> int | None:
-    """Median over repetitions of the slowest rank, on every rank; None where all starts were late all the same."""
+    """Return the median over repetitions of the slowest rank, on every rank; None if all starts were late."""
     for _ in range(ATTEMPTS):
         times_us = probe_us(control, timer, calls, participants, repetitions)
         median_ns = control.broadcast_int(round(1e3 * float(np.median(times_us))) if times_us else _ALL_LATE)
@@ -80,7 +80,7 @@ def _median_ns(
 def probe_us(
     control: Control, timer: Timer, calls: Sequence[Call], participants: Sequence[int], repetitions: int
 ) -> list[float]:
-    """The slowest rank's time of each of a few repetitions, in microseconds, on rank 0; none elsewhere."""
+    """Return the slowest rank's time of each of a few repetitions, in microseconds, on rank 0; none elsewhere."""
     gathered = control.gather(timer.run(calls, repetitions, 1))
     if gathered is None:
         return []

@@ -32,18 +32,18 @@ RecordT = TypeVar("RecordT", bound="DataclassInstance")
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """How much of a non-blocking collective hides behind computing, in one launch; medians, microseconds."""
+    """Overlap of a non-blocking collective with computing, in one launch; medians, microseconds."""
 
     pure_us: float
-    """Started and completed at once."""
+    """Start and completion without computing between."""
     compute_us: float
-    """Computing alone, made to last as long as the pure communication."""
+    """Computing alone, for as long as the pure communication."""
     overall_us: float
-    """Started, computed, completed."""
+    """Start, computing, completion."""
 
     @property
     def percent(self) -> float:
-        """OSU's definition: max(0, 100 (1 - (overall - compute) / pure)), at most 100."""
+        """Return OSU's overlap: max(0, 100 (1 - (overall - compute) / pure)), at most 100."""
         if not self.pure_us:
             return 0.0
         return min(100.0, max(0.0, 100 * (1 - (self.overall_us - self.compute_us) / self.pure_us)))
@@ -51,23 +51,23 @@ class Overlap:
 
 @dataclass(frozen=True, kw_only=True)
 class Clocks:
-    """The clocks of all GPUs that took part, read before and after a case in one launch."""
+    """The clocks of all participating GPUs, before and after a case in one launch."""
 
     sm_low_MHz: float | None = None  # noqa: N815 - a unit
-    """The lowest of the multiprocessors, where NVML tells."""
+    """The lowest clock of the multiprocessors, if NVML reports it."""
     sm_high_MHz: float | None = None  # noqa: N815 - a unit
     slowed_by: Sequence[str] = ()
-    """What kept any of them from running faster, other than having nothing to do or clocks that someone has set."""
+    """What slowed any of them down, other than idleness or clocks set by a user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """Statistics that another tool states for a case, in place of the times of all repetitions."""
+    """Statistics that another tool reports for a case, in place of the times of all repetitions."""
 
     time: str
-    """What its time means, such as the mean over repetitions and ranks."""
+    """Definition of its time, such as the mean over repetitions and ranks."""
     repetitions: int | None = None
-    """How many its time is made of; None where it does not say, here and below."""
+    """Repetitions behind its time; None if not reported, here and below."""
     min_us: float | None = None
     """The shortest repetition; the next fields are quantiles over repetitions."""
     p25_us: float | None = None
@@ -77,12 +77,12 @@ class Stated:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTimes:
-    """One of several groups that ran at the same time, in one launch; fields mean what they mean in `Record`."""
+    """One of several concurrent groups, in one launch; fields as in `Record`."""
 
     group: str
     group_size: Ranks
     message_bytes: int
-    """The true size in this group: a rank's share has been rounded up to one element."""
+    """The true size in this group: a rank's share is rounded up to one element."""
     times_us: Sequence[float] = ()
     rank_mean_us: Sequence[float] = ()
     skew_us: Sequence[float] = ()
@@ -92,17 +92,17 @@ class GroupTimes:
     wrong: int | None = None
     transport: str = ""
     flags: Sequence[str] = ()
-    """Flags of these times alone; they replace the record's flags of the same names."""
+    """Flags of these times; they replace the record's flags of the same names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairTimes:
-    """One ordered pair of ranks of a matrix, in one launch: a summary, since a matrix has very many."""
+    """One ordered pair of ranks of a matrix in one launch, summarised because a matrix has very many pairs."""
 
     source: Ranks
     target: Ranks
     time_us: float
-    """Median over repetitions of the slower of the two, of one operation as in `Record`."""
+    """Median over repetitions of the slower rank's time, of one operation as in `Record`."""
     time_us_p95: float
     repetitions: int
     wrong: int | None = None
@@ -128,7 +128,7 @@ class _PairColumns(_TimedColumns, total=False):
 
 
 class PairTable(Sequence[PairTimes]):
-    """The pairs of a launch as one array a field, (pairs,), NaN for None: a thousand ranks have a million pairs."""
+    """The pairs of a launch as one array per field, (pairs,), NaN for None: a thousand ranks have a million pairs."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Take the pairs by field; ``wrong`` may be missing.
@@ -146,7 +146,7 @@ class PairTable(Sequence[PairTimes]):
 
     @classmethod
     def of(cls, pairs: Sequence[PairTimes]) -> PairTable:
-        """The pairs as a table, unless they are one already."""
+        """Return the pairs as a table."""
         return pairs if isinstance(pairs, cls) else cls(_as_columns(pairs))
 
     def __len__(self) -> int:
@@ -174,10 +174,10 @@ class PairTable(Sequence[PairTimes]):
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One case in one launch: raw times, what was done to get them, and under which conditions.
+    """One case in one launch: raw times, how they were measured, and under which conditions.
 
-    Times are microseconds of one operation: divided by ``batch`` and ``window`` and halved for a round trip.
-    Lists over repetitions hold valid repetitions only; ``late_discarded`` counts the others.
+    Times are microseconds of one operation: divided by ``batch`` and ``window`` and halved for a round trip. Lists over
+    repetitions hold valid repetitions only; ``late_discarded`` counts the others.
     """
 
     kind: ClassVar = "collective"
@@ -192,14 +192,14 @@ class Record:
     """The code of the reason in `commbench.errors`; empty in older files."""
 
     group: str = ""
-    """The ranks that took part, e.g. ``0-3`` or ``0,3``."""
+    """The participating ranks, e.g. ``0-3`` or ``0,3``."""
     group_size: Ranks = 0
     times_us: Sequence[float] = ()
     """The slowest rank's time of each repetition."""
     rank_mean_us: Sequence[float] = ()
     """The mean over ranks of each repetition."""
     skew_us: Sequence[float] = ()
-    """Last minus first arrival of each repetition; empty where ranks share no clock."""
+    """Last minus first arrival of each repetition; empty if ranks share no clock."""
     rank_median_us: Sequence[float] = ()
     """Each participating rank's median time."""
     rank_arrival_us: Sequence[float] = ()
@@ -209,7 +209,7 @@ class Record:
     warmups: int = 0
     late_discarded: int = 0
     wrong: int | None = None
-    """Wrong elements over all ranks; None where nothing could be verified."""
+    """Wrong elements over all ranks; None if nothing could be verified."""
     batch: int = 1
     window: int = 1
     sync: str = ""
@@ -222,19 +222,18 @@ class Record:
     overlap: Overlap | None = None
     """Of non-blocking collectives only."""
     stated: Stated | None = None
-    """Of what another tool measured only; ``times_us`` then holds its time alone."""
+    """Of imported measurements only; ``times_us`` then holds its time alone."""
     groups: Sequence[GroupTimes] = ()
-    """Of patterns that make several groups, each of them; the record's own times are then those of all groups
-    together."""
+    """Of patterns with several groups: each group; the record's own times are then those of all groups together."""
     pairs: Sequence[PairTimes] = ()
-    """Of the pattern ``matrix`` only; the record's own times are then one a pair, its median."""
+    """Of the pattern ``matrix`` only: each pair; the record's own times are then the medians of the pairs."""
     energy_J: float | None = None  # noqa: N815 - a unit
-    """Of one operation, on all hosts together, what they use while waiting included; None where it was not measured."""
+    """Of one operation on all hosts, including waiting; None if not measured."""
     energy_of: str = ""
     """What ``energy_J`` counts: ``cpu`` (processors and their memory), ``gpu`` or ``cpu+gpu``; empty without it, and in
     older files."""
     clocks: Clocks | None = None
-    """Of backends on GPUs, where NVML tells."""
+    """Of backends on GPUs, if NVML reports them."""
     flags: Sequence[str] = ()
     measuring_s: float = 0.0
     """Wall time of warm-up, timed operations and their synchronisation."""
@@ -242,7 +241,7 @@ class Record:
     """Wall time of everything else: buffers, verification, collecting samples."""
 
     def to_json(self) -> JsonObject:
-        """The record as ``samples.jsonl`` holds it: ``case`` an object, ``launch`` a number, ``pairs`` by column."""
+        """Return its object in ``samples.jsonl``: ``case`` an object, ``launch`` a number, ``pairs`` by column."""
         plain = dataclasses.asdict(dataclasses.replace(self, pairs=()))
         pairs = _as_columns(self.pairs) if self.pairs else {}
         return {"kind": self.kind, **plain, "groups": list(plain["groups"]), "pairs": pairs}
@@ -268,14 +267,14 @@ class Record:
 
 
 _CASES: dict[tuple[Any, ...], Case] = {}
-"""Cases that have been read: every launch of a case holds it again."""
+"""Cases that were read; every launch repeats them."""
 
 
 def _known_case(data: object) -> Case:
-    """The case that an object of JSON stands for.
+    """Return the case of a JSON object.
 
     Raises:
-        InputError: it stands for none, or for one that this version does not know.
+        InputError: it is no case, or one that this version does not know.
     """
     key = (*data, *data.values(), *map(type, data.values())) if isinstance(data, dict) else ()  # 1 and true are equal
     with contextlib.suppress(TypeError):  # a later version's field that is a list
@@ -307,15 +306,15 @@ def _check_record(record: Record) -> None:
 
 
 def _as_columns(pairs: Sequence[PairTimes]) -> dict[str, list[Any]]:
-    """One list a field: a thousand ranks have a million pairs, whose fields are not named each time."""
+    """Return one list per field, which is shorter than an object per pair."""
     return {name: [getattr(pair, name) for pair in pairs] for name in _PAIR_FIELDS}
 
 
 def _read_pairs(data: object) -> PairTable:
-    """What `_as_columns` gave.
+    """Return the pairs of `_as_columns`.
 
     Raises:
-        InputError: it is something else.
+        InputError: the data are something else.
     """
     columns = check_as(_PairColumns, data, "pairs")
     try:
@@ -331,11 +330,11 @@ class FixedSettings:
     warmups: int
     batch: int
     sync: str = ""
-    """How ranks started together; only where that depends on how long the operation takes."""
+    """The start method, if it depends on the length of the operation."""
 
 
 def without_result(record: RecordT, status: Status, reason: Reason) -> RecordT:
-    """Return the record of a case that has no result, because of ``reason``."""
+    """Return the record of a case without result, with the ``reason``."""
     return dataclasses.replace(
         record, status=status, reason=str(reason or ""), reason_code=reason.code if reason else ""
     )

@@ -18,7 +18,7 @@ from commbench.engine.timing.loops import Repetitions
 from commbench.errors import Reason
 from commbench.stats import is_bimodal, is_steady
 
-#: Decimals kept of a microsecond: a tenth of a nanosecond.
+#: Decimals of a microsecond that are kept: a tenth of a nanosecond.
 DECIMALS = 4
 
 Matrix = NDArray[Any]
@@ -27,9 +27,9 @@ Matrix = NDArray[Any]
 class Samples:
     """Stamps of the participating ranks, arrays of shape (ranks, repetitions), in nanoseconds.
 
-    A repetition that any rank started late is dropped and counted. Unless stamps say otherwise they are of
-    one clock, known to ``clock_error_ns``: arrivals can be compared where that is little of the time. ``spanning``: a
-    repetition lasts from the first start to the last end of any rank.
+    A repetition that any rank started late is dropped and counted. Stamps are of one clock with an error of
+    ``clock_error_ns``, unless they say otherwise; arrivals are compared if the error is a small share of the time. With
+    ``spanning``, a repetition lasts from the first start to the last end over all ranks.
     """
 
     def __init__(self, participants: Sequence[int], *, spanning: bool, clock_error_ns: float = 0.0) -> None:
@@ -42,7 +42,7 @@ class Samples:
         self.late = 0
 
     def within(self, ranks: Sequence[int]) -> Samples:
-        """The same repetitions as some of the participating ranks saw them, e.g. those of one group."""
+        """Return the same repetitions for some of the participating ranks, e.g. one group."""
         part = Samples(ranks, spanning=self._spanning, clock_error_ns=self._clock_error_ns)
         rows = [self._participants.index(rank) for rank in ranks]
         part._start, part._end, part.late = self._start[rows], self._end[rows], self.late
@@ -51,7 +51,7 @@ class Samples:
 
     @property
     def valid(self) -> int:
-        """Repetitions that count."""
+        """Return the number of valid repetitions."""
         return int(self._start.shape[1])
 
     def add(self, ranks: Sequence[Repetitions]) -> float:
@@ -65,7 +65,7 @@ class Samples:
         return float(late.mean()) if late.size else 0.0
 
     def slowest_us(self, per: int) -> list[float]:
-        """Each repetition's time over all ranks, in microseconds of one of ``per`` operations."""
+        """Return each repetition's time over all ranks, in microseconds of one of ``per`` operations."""
         return _us(self._slowest_ns(), per)
 
     def _slowest_ns(self) -> Matrix:
@@ -74,7 +74,7 @@ class Samples:
         return np.asarray((self._end - self._start).max(axis=0))
 
     def summary(self, per: int) -> dict[str, Any]:
-        """The fields of a `Record` that come from samples."""
+        """Return the fields of a `Record` that come from samples."""
         lasting = self._end - self._start
         fields: dict[str, Any] = {
             "times_us": self.slowest_us(per),
@@ -94,7 +94,7 @@ class Samples:
         return raised_flags({"bimodal": is_bimodal(times_us), "unsteady": not is_steady(times_us)})
 
     def _last(self) -> NDArray[np.intp]:
-        """Index of each repetition's slowest rank."""
+        """Return the index of each repetition's slowest rank."""
         return np.asarray((self._end if self._spanning else self._end - self._start).argmax(axis=0))
 
 
@@ -109,7 +109,7 @@ def join_transports(transports: Sequence[str], ranks: Sequence[int]) -> str:
 
 
 def wrong_record(record: Record, prepared: Prepared, checked: Checked) -> Record:
-    """The record of wrong data, with the number of wrong elements in each group where they are reported each."""
+    """Return the record of wrong data, with wrong elements by group if groups are reported."""
     groups = _groups(prepared, checked) if prepared.reports_groups else ()
     where = ", ".join(group.group for group in groups if group.wrong)
     reason = elements_wrong(checked.wrong or 0, f" in group {where}" if where else "")
@@ -143,7 +143,7 @@ def timed_groups(
 
 
 def _groups(prepared: Prepared, checked: Checked) -> tuple[GroupTimes, ...]:
-    """The groups of a case, not yet timed."""
+    """Return the groups of a case without times."""
     return tuple(
         GroupTimes(
             group=rank_list(ranks),

@@ -1,4 +1,4 @@
-"""Making a case ready to run: buffers with known content, prepared calls, and the check of the result."""
+"""Setup of a case: buffers with known content, prepared calls, and verification of the result."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from commbench.engine.control import Control, agree_on, gather_everywhere
 from commbench.engine.timing.loops import Call, Timer, Turns
 from commbench.errors import Reason, UnsupportedError
 
-#: How late the last rank enters the barrier that is being verified.
+#: Delay of the last rank that enters a barrier under verification, in seconds.
 LATE_ENTRY_S = 0.002
-#: Operations in a graph, over which its launch is spread: a power of two, as batches are.
+#: Operations in a graph, over which its launch overhead is spread; a power of two, as batches are.
 GRAPH_OPERATIONS = 16
-#: Rotated buffers are together this many times as large as the cache, because eviction is not strictly oldest first.
+#: Total size of rotated buffers over the cache's, because eviction is not strictly oldest first.
 CACHES = 2
 #: Exceptions by which libraries refuse a call.
 LIBRARY_ERRORS = (RuntimeError, ValueError, TypeError, NotImplementedError)
-#: The most sets of buffers, and the most bytes of messages in them: preparing them takes time, too.
+#: The most sets of buffers and the most bytes of messages in them, to limit the time of preparation.
 MOST_SETS, MOST_BYTES = 512, 2**29
 
 
@@ -51,35 +51,35 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A case on this rank, ready to be verified and timed; a rank in no group has nothing to call."""
+    """A case on this rank, ready for verification and timing; a rank in no group has no calls."""
 
     case: Case
     operation: Operation
     groups: tuple[Group, ...]
-    """Ranks of the launch that carry the case out together, each group for itself."""
+    """The groups of ranks that each carry out the case."""
     world_size: int
     communicator: Communicator
-    """This rank's group's; in no group, that of all ranks."""
+    """Of this rank's group; of all ranks if it is in no group."""
     shape: Shape | None = None
     """Within the group; None in no group."""
     buffers: Buffers[Any]
     data: KnownData
     calls: Sequence[Call] = ()
     more: Sequence[Buffers[Any]] = ()
-    """Further sets of buffers, which take turns with ``buffers``."""
+    """Further sets of buffers, which rotate with ``buffers``."""
     rotation: int = 1
-    """How many sets take turns, on all ranks; one in no group has none of them."""
+    """Number of rotating sets, the same on all ranks, also on one in no group."""
     captured: int = 1
-    """Operations in a graph where ``calls`` replay graphs."""
+    """Operations in a graph if ``calls`` replay graphs."""
 
     @property
     def active(self) -> tuple[Group, ...]:
-        """Of each group, the ranks that take part."""
+        """Return the participating ranks of each group."""
         return tuple(tuple(group[i] for i in self.operation.participants(len(group))) for group in self.groups)
 
     @property
     def participants(self) -> tuple[int, ...]:
-        """The ranks that take part, of all groups."""
+        """Return the participating ranks of all groups."""
         return tuple(sorted(rank for ranks in self.active for rank in ranks))
 
     @property
@@ -89,7 +89,7 @@ class Prepared:
 
     @property
     def window(self) -> int:
-        """Messages in flight."""
+        """Return the number of messages in flight."""
         return window_of(self.operation, self.case.message_bytes)
 
     @property
@@ -99,7 +99,7 @@ class Prepared:
         return alone and self.case.in_place is not False and self.case.redop != "avg"
 
     def message_bytes(self, size: int) -> int:
-        """The true size in a group of ``size`` ranks: a rank's share is rounded up to one element."""
+        """Return the true size in a group of ``size`` ranks: a rank's share is rounded up to one element."""
         return true_message_bytes(self.operation, self.case.message_bytes, self.data.dtype.itemsize, size)
 
     def verify(
@@ -110,18 +110,18 @@ class Prepared:
         timer: Timer | None = None,
         tamper: Callable[[Any], None] | None = None,
     ) -> Checked:
-        """Run the operation once, all groups at once, and check it; all ranks together.
+        """Run the operation once in all groups at the same time and check the result; collective.
 
-        Where sets of buffers take turns, it is run on each of them; where graphs are replayed, each of these is once.
-        With a native ``timer`` it is run again by that, on fresh data, and what is checked are the calls that will be
-        timed. ``tamper`` gets this rank's result before it is checked: the test of this test.
+        Rotating buffers are each used once, and each graph is replayed once. With a native ``timer``, the timer runs
+        the operation again on fresh data, so that the calls that will be timed are checked. ``tamper`` may alter this
+        rank's result before the check, to test the check.
         """
         if not self.operation.moves_data:
             return self._verify_barrier(control) if shared_clock else Checked()
         refusal = agree_on(control, self._fill) or self._run_once(control)
         if refusal:
             return Checked(refusal=refusal)
-        if timer and timer.name == "native":  # other loops make the very calls that have just been made
+        if timer and timer.name == "native":  # other loops make the same calls as above
             self._fill()
             timer.run(self.calls, self.rotation, 1)
         if tamper and self.buffers.receive is not None:
@@ -132,7 +132,7 @@ class Prepared:
         return Checked(by_rank=gather_everywhere(control, wrong))
 
     def _run_once(self, control: Control) -> Reason | None:
-        """Run the calls; return the library's refusal if it refuses on every rank that has any."""
+        """Run the calls; return the library's refusal if it refuses on all ranks with calls."""
         refusal = ""
         try:
             with self.communicator.watched(replayed=self.captured > 1):
@@ -142,7 +142,7 @@ class Prepared:
         except LIBRARY_ERRORS as error:
             refusal = _one_line(error)
             if self.operation.kind == "pair" and control.size > len(self.participants):
-                raise  # the other ranks cannot know
+                raise  # the other ranks are unaware of the error
         gathered = gather_everywhere(control, refusal)
         refusals = [gathered[rank] for rank in self.participants]
         if any(refusals) and not all(refusals):
@@ -150,7 +150,7 @@ class Prepared:
         return Reason(code="library_refused", parameters={"error": refusals[0]}) if refusals[0] else None
 
     def _verify_barrier(self, control: Control) -> Checked:
-        """The last rank of a group enters late: a rank that leaves before has not waited. Counts such ranks."""
+        """Check a barrier: the last rank enters late, and ranks that leave before it are counted as wrong."""
         control.barrier()
         if self.shape and self.shape.rank == self.shape.last:
             time.sleep(LATE_ENTRY_S)
@@ -168,12 +168,12 @@ class Prepared:
 
     @property
     def _sets(self) -> tuple[Buffers[Any], ...]:
-        """Every set of buffers."""
+        """Return every set of buffers."""
         return (self.buffers, *self.more)
 
     @property
     def _accumulates(self) -> bool:
-        """Whether repeated calls change their own input, so that only cancelling data has a known answer."""
+        """Return whether repeated calls change their own input, so that only cancelling data has a known answer."""
         in_place = self.operation.reduces and bool(self.case.in_place)
         return in_place and self.captured > 1 and self.case.redop not in {"min", "max"}
 
@@ -195,7 +195,7 @@ class Prepared:
         if self.shape is None:
             return []
         rank, size, block = self.shape.rank, self.shape.size, self.shape.block
-        if self.operation.in_place_slice == "receive_in_send":  # reduce_scatter: a block each
+        if self.operation.in_place_slice == "receive_in_send":  # reduce_scatter: one block per rank
             return [Span(offset=r * block, count=block, source=rank, target=r) for r in range(size)]
         keeper = self.shape.root if self.operation.rooted else size
         return [Span(offset=0, count=self.shape.elements, source=rank, target=keeper)]
@@ -210,7 +210,7 @@ class Prepared:
         return sum(self.communicator.count_wrong(buffers.receive, expected) for buffers in self._sets)
 
     def refill(self) -> None:
-        """Before timing: in-place reductions get neutral data, so that repeating them neither grows nor overflows."""
+        """Give in-place reductions neutral data before timing, so that repetitions neither grow nor overflow."""
         if not (self.shape and self.operation.reduces and self.case.in_place):
             return
         for buffers in self._sets:
@@ -219,17 +219,17 @@ class Prepared:
                     self.communicator.write(buffer, self.data.neutral(layout(self.shape)))
 
     def capture(self) -> Prepared:
-        """The case with its operations in graphs, each of `GRAPH_OPERATIONS`; all have been run before.
+        """Return the case with its operations in graphs of `GRAPH_OPERATIONS`; all must have run before.
 
         Raises:
-            UnsupportedError: the library cannot be captured in them.
+            UnsupportedError: the library's calls cannot be captured.
         """
         if not self.calls:
             return replace(self, captured=GRAPH_OPERATIONS)
         sets = self.calls.sets if isinstance(self.calls, Turns) else [self.calls]
         turns = Turns(sets).order(0, GRAPH_OPERATIONS).turns
         try:
-            with self.communicator.watched():  # it says then what it does, and nothing when a graph is launched
+            with self.communicator.watched():  # the library logs its algorithm at capture, not at replay
                 graphs = [[self.communicator.capture(turn)] for turn in turns]
         except LIBRARY_ERRORS as error:
             raise UnsupportedError("graph_refused", operation=self.operation.name, error=_one_line(error)) from error
@@ -249,14 +249,14 @@ def _check_blocking(case: Case, communicator: Communicator, calls: Sequence[Call
 
 
 def sets_needed(message_bytes: int, cache_bytes: int) -> int:
-    """Return the number of buffer sets, a power of two, so that none is still in the cache at its turn.
+    """Return the number of buffer sets, a power of two, so that each set has left the cache at its turn.
 
     Args:
-        message_bytes: the least that one operation touches.
-        cache_bytes: size of the last-level cache; 0 where it is not known.
+        message_bytes: the fewest bytes that one operation touches.
+        cache_bytes: size of the last-level cache; 0 if unknown.
 
     Raises:
-        UnsupportedError: it is not known.
+        UnsupportedError: the cache size is unknown.
     """
     if not cache_bytes:
         raise UnsupportedError("cache_unknown")
@@ -265,16 +265,16 @@ def sets_needed(message_bytes: int, cache_bytes: int) -> int:
 
 
 def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), sets: int = 1) -> Prepared:
-    """Divide the ranks as the case's pattern says, allocate buffers and build the calls; all ranks together.
+    """Divide the ranks by the case's pattern, allocate buffers and build the calls; collective.
 
     Args:
         case: the case, which every group runs.
         communicator: of all ranks.
         hosts: the host of each rank; empty: all are on one.
-        sets: number of buffer sets that take turns.
+        sets: number of rotating buffer sets.
 
     Raises:
-        UnsupportedError: the hosts make no such groups, or the backend or its library cannot do the case.
+        UnsupportedError: the hosts do not allow such groups, or the backend or its library cannot do the case.
     """
     placed = (hosts or [""] * communicator.size)[: case.world_size]
     operation = operation_in_pattern(case.operation, case.pattern, len(placed))
@@ -318,13 +318,13 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), s
 
 
 def _check_root(case: Case, size: int) -> None:
-    """Raise `UnsupportedError` where the root, a number within the group, is none of its ranks."""
+    """Raise `UnsupportedError` if the root, a rank within the group, is outside it."""
     if case.root is not None and case.root >= size:
         raise UnsupportedError("root_outside_group", root=case.root, pattern=case.pattern, size=size)
 
 
 def check_count(elements: int, communicator: Communicator) -> None:
-    """Raise `UnsupportedError` where one call cannot take so many elements: it would silently move fewer."""
+    """Raise `UnsupportedError` if one call cannot take that many elements; it would silently move fewer."""
     most = communicator.most_elements
     if most is not None and elements > most:
         raise UnsupportedError("message_too_large", backend=communicator.backend, most=most, elements=elements)

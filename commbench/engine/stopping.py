@@ -1,4 +1,4 @@
-"""How long to warm up and to repeat one case in one launch: rank 0 looks at the samples and decides, all ranks obey."""
+"""Warm-up and repetition of one case in one launch: rank 0 decides from the samples, for all ranks."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ WARMUP_WINDOW = 20
 WARMUP_CAP = 300
 #: Share of a case's time slice that warm-up may take.
 WARMUP_SHARE = 0.3
-#: Least total time of the repetitions, in seconds. Repetitions that follow each other are correlated: 30 of them within
-#: 0.3 ms may agree to 5 % while the same launch is half as fast a millisecond later.
+#: Shortest total time of the repetitions, in seconds. Consecutive repetitions are correlated: 30 within 0.3 ms may
+#: agree to 5 % while the launch is half as fast a millisecond later.
 SPAN_S = 0.005
-#: Repetitions between two looks at the clock take about so long, where no times are kept, and are no more than these:
-#: loops make room for all times beforehand.
+#: Duration of the repetitions between two checks if no times are kept, and their largest number: loops allocate all
+#: times beforehand.
 CHUNK_S, MOST_TOGETHER = 0.05, 1024
-#: Operations behind the first guess of how long one takes.
+#: Operations behind the first estimate of an operation's time.
 GUESS_OPERATIONS = 3
-#: A timed interval is at least so many readings of the clock; shorter operations are timed together.
+#: A timed interval lasts at least this many readings of the clock; shorter operations are timed together.
 BATCH_READINGS = 20
 MAXIMUM_BATCH = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Rank 0's decision: what all ranks do next."""
+    """Rank 0's decision for all ranks."""
 
     repetitions: int
     widen: bool = False
-    """Whether to agree on instants further ahead first."""
+    """Whether to widen the slack first."""
     refresh: bool = False
     """Whether to compare the hosts' clocks again first."""
 
@@ -54,15 +54,15 @@ class Sampler:
     rule: StoppingRule
     slice_s: float
     reading_ns: float
-    """What one reading of the clock costs in this timer's loop."""
+    """Cost of one reading of the clock in this timer's loop."""
     watched: Sequence[int] = (0,)
-    """The ranks whose slowest settles warm-up and batch: rank 0 alone where all ranks do the same together."""
+    """Ranks whose slowest decides on warm-up and batch; rank 0 alone if all ranks do the same together."""
     _begun: float = field(default=0.0, init=False)
     _chunk_begun: float = field(default=0.0, init=False)
     _spanned_ns: int = field(default=0, init=False)
 
     def warm_up(self, fixed: FixedSettings | None) -> FixedSettings:
-        """Warm up as often as ``fixed`` says, or (None) until times are steady; return the settings."""
+        """Warm up as often as ``fixed`` states, or until times are steady (None); return the settings."""
         self._begun = time.perf_counter()
         self._spanned_ns = 0
         self.timer.sync.plan.reset()
@@ -74,7 +74,7 @@ class Sampler:
         window = self._window(_typical_ns(times))
         while True:
             steady = window == 0 or warmup_count(times, window) is not None
-            step = self._agree(Step(repetitions=0 if steady or self._warm_enough(times) else 2 * window))
+            step = self._agree(Step(repetitions=0 if steady or self._is_warm_up_over(times) else 2 * window))
             if not step.repetitions:
                 break
             times += self._run(step.repetitions, 1)
@@ -82,7 +82,7 @@ class Sampler:
         return self.control.broadcast(FixedSettings(warmups=1 + len(times), batch=batch))
 
     def collect(self, samples: Samples, batch: int) -> Samples | None:
-        """Repeat until sure or out of time; the samples on rank 0, None elsewhere."""
+        """Repeat until the rule is satisfied or time is up; return the samples on rank 0, None elsewhere."""
         step = self._agree(Step(repetitions=self._first_chunk(batch)))
         while step.repetitions:
             if step.widen:
@@ -103,7 +103,7 @@ class Sampler:
                 repetitions *= 2
 
     def _next_step(self, samples: Samples, gathered: list[Repetitions] | None, last: Step, batch: int) -> Step | None:
-        """Rank 0's view after a chunk; None on the other ranks, whose view does not matter."""
+        """Return rank 0's decision after a chunk; None on the other ranks."""
         if gathered is None:
             return None
         late = samples.add(gathered)
@@ -125,7 +125,7 @@ class Sampler:
         )
 
     def _agree(self, step: Step | None) -> Step:
-        """Rank 0's step, on every rank; the time from here to the next agreement is one chunk's."""
+        """Return rank 0's step on every rank; the time until the next agreement is that of one chunk."""
         agreed = self.control.broadcast(step)
         self._chunk_begun = time.perf_counter()
         assert agreed is not None  # noqa: S101 - rank 0 always has a view
@@ -139,11 +139,11 @@ class Sampler:
         return time.perf_counter() - self._begun
 
     def _run(self, repetitions: int, batch: int) -> list[int]:
-        """Times of repetitions that are thrown away, in nanoseconds: of the watched ranks, else of this one."""
+        """Return the times of discarded repetitions, in nanoseconds: of the watched ranks, else of this one."""
         if repetitions <= 0:
             return []
-        seen = self.timer.run(self.calls, repetitions, batch)
-        lasting = seen.end_ns - seen.start_ns
+        repeated = self.timer.run(self.calls, repetitions, batch)
+        lasting = repeated.end_ns - repeated.start_ns
         if tuple(self.watched) != (0,):
             gathered = gather_everywhere(self.control, lasting)
             lasting = np.max([gathered[rank] for rank in self.watched], axis=0)
@@ -151,28 +151,28 @@ class Sampler:
         return times
 
     def _guesses(self, first_ns: float) -> int:
-        """How many operations to guess from, the same on all ranks: one where the first was long."""
+        """Return the operations for the first estimate, the same on all ranks: one if the first was long."""
         affordable = GUESS_OPERATIONS * first_ns < WARMUP_SHARE * self.slice_s * 1e9
         return self.control.broadcast(GUESS_OPERATIONS if affordable else 1)
 
     def _window(self, typical_ns: float) -> int:
-        """The window of warm-up detection, the same on all ranks: 20, fewer where operations are long."""
+        """Return the window of warm-up detection, the same on all ranks: 20, or fewer for long operations."""
         affordable = int(WARMUP_SHARE * self.slice_s * 1e9 / (2 * max(typical_ns, 1.0)))
         return self.control.broadcast(max(0, min(WARMUP_WINDOW, affordable)))
 
-    def _warm_enough(self, times: Sequence[int]) -> bool:
-        """Whether warm-up has had its share of repetitions or of time."""
+    def _is_warm_up_over(self, times: Sequence[int]) -> bool:
+        """Return whether warm-up has used its share of repetitions or of time."""
         return len(times) >= WARMUP_CAP or self._elapsed() > WARMUP_SHARE * self.slice_s
 
     def _first_chunk(self, batch: int) -> int:
-        """As many repetitions as the rule asks for at least, fewer where they would not fit."""
+        """Return the repetitions of the first chunk: the rule's minimum, or fewer if time is short."""
         spent = self._run(1, batch)
         affordable = int((self.slice_s - self._elapsed()) * 1e9 / max(_typical_ns(spent), 1.0))
         return max(self.rule.floor, min(self.rule.minimum, affordable))
 
 
 def batch_of(typical_ns: float, reading_ns: float) -> int:
-    """The smallest power of two of operations that lasts as long as 20 readings of the clock."""
+    """Return the smallest power of two of operations that lasts at least 20 readings of the clock."""
     needed = math.ceil(math.log2(max(1.0, BATCH_READINGS * reading_ns / max(typical_ns, 1.0))))
     return min(MAXIMUM_BATCH, 1 << needed)
 
