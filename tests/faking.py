@@ -37,7 +37,7 @@ class Coarse(GlobalClock):
         self.error_ns = 10_000.0
 
     @property
-    def exact(self) -> bool:
+    def is_shared(self) -> bool:
         """They are several."""
         return False
 
