@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import threading
 import time
@@ -81,7 +82,7 @@ class LiveRun:
     def __init__(self, store: Store, options: LiveOptions) -> None:
         self._store = store
         self._info: RunInfo = store.info
-        self._launches = list(store.info.get("launches") or ())
+        self._launches = [_ended(entry) for entry in store.info.get("launches") or ()]
         self._records = list(store.training_records)
         self.launch = 1 + max((entry.get("launch", 0) for entry in self._launches), default=-1)
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -90,6 +91,9 @@ class LiveRun:
         self._writer = _Writer(store)
         self._update(launches=[*self._launches, self._entry("running")], status="running", reason="")
         atexit.register(self._end)
+        os.register_at_fork(
+            after_in_child=store.close
+        )  # a data loader that outlives this process must not hold the lock
 
     @classmethod
     def open(

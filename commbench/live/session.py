@@ -24,13 +24,12 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.control import gather_everywhere
 from commbench.hooks.step_clock import elapsed_ms
-from commbench.launch.facts import collect_session, gather_places
 from commbench.live.boundaries import Boundaries, Step
+from commbench.live.conditions import gather_conditions
 from commbench.live.instructions import Instruction, Order, say
 from commbench.live.options import LiveOptions
 from commbench.live.ranks import Ranks
 from commbench.live.switching import COMPILED, Prepared, Switch, cap_of, is_compiled, own_hooks, why_untunable
-from commbench.system.variables import relevant_variables
 
 if TYPE_CHECKING:
     from commbench.launch.events import Session
@@ -162,7 +161,7 @@ class LiveTuning:
         if reason:
             self.release(reason)
             return
-        session = _conditions(self._ranks)
+        session = gather_conditions(self._ranks, self._model)
         keys, reason = self._ranks.broadcast(self._plan(self._original_of(ended), session) if session else ([], ""))
         if reason:
             self.release(reason)
@@ -308,11 +307,6 @@ def step_times(steps: Sequence[Step]) -> NDArray[np.float64]:
         gap_ns = 0 if step.updated_ns is None else following.host_ns - step.updated_ns
         times[row] = elapsed_ms(step.begun, following.begun), gap_ns / 1e6
     return times
-
-
-def _conditions(ranks: Ranks) -> Session | None:
-    """Return the conditions of all ranks on rank 0; None elsewhere."""
-    return collect_session(ranks, gather_places(ranks), {}, relevant_variables(os.environ))
 
 
 def _bucket_bytes(ddp_model: DistributedDataParallel) -> list[int]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -104,6 +105,31 @@ def test_a_script_with_another_setting_does_not_mix(tmp_path: Path) -> None:
         open_run(out, own=with_cap("5"))
     assert before == (out / "run.json").read_text()
     make_live_run(out)  # the directory is free again
+
+
+def test_a_launch_that_was_killed_is_ended_by_the_next(tmp_path: Path) -> None:
+    """Enter how an earlier launch ended where nobody completed it, as when ranks are started anew."""
+    out = tmp_path / "mine"
+    run_script(out, "killed")
+    make_live_run(out)
+    run = load_run(out)
+    assert [("cut", "ended"), ("ok", "decided")] == [(e["status"], e["ending"]) for e in run.info["launches"]]
+    assert "complete" == run.info["status"]
+
+
+def test_a_forked_process_does_not_hold_the_directory(tmp_path: Path) -> None:
+    """Let the command complete the results while a data loader of the training still runs."""
+    out = tmp_path / "mine"
+    run = open_run(out)
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    try:
+        run.conclude("nothing")
+        end(run)
+        make_live_run(out)
+    finally:
+        child.kill()
+        child.join()
 
 
 def test_another_kind_of_run_is_refused(tmp_path: Path) -> None:

@@ -200,8 +200,8 @@ def paint_loss(figure: Figure, course: Course) -> None:
     values = np.array([loss.loss for loss in course.losses])
     axes.plot(steps, values, color=GRID, linewidth=0.8)
     width = max(1, round(_WINDOW * len(values)))
-    means = np.convolve(values, np.ones(width) / width, mode="valid")
-    axes.plot(steps[width - 1 :], means, color=INK)
+    window = np.ones(width) / width
+    axes.plot(*(np.convolve(of_steps, window, mode="valid") for of_steps in (steps, values)), color=INK)
     colours = _colours(course)
     for span in _switches(course):
         style: Style = {"color": colours[span.name], "linewidth": 1.2, "gid": "switch"}
