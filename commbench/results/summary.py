@@ -32,6 +32,8 @@ SLOWEST_MARGIN = 0.02
 RowKey = tuple[str, str]
 """The key of a row's case, and its group where the case's pattern makes groups, else nothing."""
 
+#: Columns that name the different texts of the launches.
+_TEXTS = ("group", "device", "library", "transport", "sync", "loop", "algorithm")
 #: What ``overlap.csv`` repeats of ``collectives.csv``, to be joined by.
 _SHARED_COLUMNS = (
     *("schema", "run_id", "backend", "operation", "pattern", "dtype", "redop", "in_place"),
@@ -298,15 +300,10 @@ def _requested(case: Case, info: RunInfo) -> Row:
 def _with_conditions(row: Row, records: Sequence[Record]) -> Row:
     """Fill the columns about how the case was measured; texts that differ between launches are all named."""
     last = records[-1]
+    texts: dict[str, Any] = {name: joined_texts(getattr(record, name) for record in records) for name in _TEXTS}
     return dataclasses.replace(
         row,
-        group=joined_texts(r.group for r in records),
-        device=joined_texts(r.device for r in records),
-        library=joined_texts(r.library for r in records),
-        transport=joined_texts(r.transport for r in records),
-        sync=joined_texts(r.sync for r in records),
-        loop=joined_texts(r.loop for r in records),
-        algorithm=joined_texts(r.algorithm for r in records),
+        **texts,
         group_size=last.group_size or None,
         batch=last.batch if len(last.times_us) else None,
         window=last.window if len(last.times_us) else None,

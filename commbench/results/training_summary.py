@@ -39,6 +39,8 @@ MB = 1e6
 TRAFFIC_SHARE, TRAFFIC_HEADERS = 0.05, 4096
 #: Share by which the baseline's blocks in a launch may differ.
 DRIFT = 0.1
+#: Columns that are medians over launches of the field with the same name.
+_PARTS = ("forward_ms", "backward_ms", "optimizer_ms", "comm_ms", "skew_wait_ms", "compress_ms", "grad_rel_error")
 #: Timed steps below which a launch says little.
 FEWEST_STEPS = 3
 
@@ -218,17 +220,12 @@ def _with_steps(row: TrainingRow, trained_case: Trained) -> TrainingRow:
 
 def _with_parts(row: TrainingRow, timed: Sequence[TrainingRecord]) -> TrainingRow:
     """Fill the columns made of one number a launch."""
+    medians: dict[str, Any] = {name: median_known(getattr(record, name) for record in timed) for name in _PARTS}
     agree = [record.ranks_agree for record in timed if record.ranks_agree is not None]
     memory = [record.peak_memory_bytes for record in timed if record.peak_memory_bytes is not None]
     return dataclasses.replace(
         row,
-        forward_ms=median_known(record.forward_ms for record in timed),
-        backward_ms=median_known(record.backward_ms for record in timed),
-        optimizer_ms=median_known(record.optimizer_ms for record in timed),
-        comm_ms=median_known(record.comm_ms for record in timed),
-        skew_wait_ms=median_known(record.skew_wait_ms for record in timed),
-        compress_ms=median_known(record.compress_ms for record in timed),
-        grad_rel_error=median_known(record.grad_rel_error for record in timed),
+        **medians,
         sent_MB_per_step=_scaled(median_known(record.sent_bytes for record in timed)),
         dense_MB_per_step=_scaled(median_known(record.dense_bytes for record in timed)),
         energy_J=metered(timed)[0],

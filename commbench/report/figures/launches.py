@@ -14,6 +14,7 @@ from commbench.engine.records import Row
 from commbench.report.figures.axes import log_axis, look
 from commbench.report.figures.drawing import INK, MUTED, Drawing, draw
 from commbench.report.figures.words import cap_name, listed, prefixes, sentences
+from commbench.report.formats import launches_of
 from commbench.report.groups import brief
 from commbench.results import Run
 from commbench.results.summary import keyed_records, launch_flags, launch_medians
@@ -52,9 +53,7 @@ class Spread:
     @property
     def middle(self) -> float:
         """The median over launches."""
-        ordered = sorted(self.medians)
-        half = len(ordered) // 2
-        return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+        return stats.median(self.medians)
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -199,8 +198,7 @@ def caption_of(spreads: Sequence[Spread], total: int) -> str:
     widest = max(spreads, key=lambda spread: spread.range)
     bimodal = [spread.name for spread in spreads if "bimodal_launches" in spread.flags]
     wide = [spread.name for spread in spreads if "ci_wide" in spread.flags]
-    counts = sorted({len(spread.medians) for spread in spreads})
-    launches = counted(counts[-1], "launch") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} launches"
+    launches = launches_of(len(spread.medians) for spread in spreads)
     return sentences(
         f"Each dot is the median of one launch ({launches}), grey bars are the 95 % intervals of the median launch; "
         "dots far from 100 % are why one launch proves little.",
