@@ -83,7 +83,9 @@ def between(low: float | None, high: float | None, value: float | None = None) -
 
 def launches_of(counts: Iterable[int | None]) -> str:
     """The numbers of launches of several rows: ``6 launches`` or ``2 to 6 launches``; empty if none is known."""
-    known = sorted(set(filter(None, counts)))
-    if not known:
+    distinct = sorted(set(filter(None, counts)))
+    if not distinct:
         return ""
-    return f"{known[0]} to {counted(known[-1], 'launch')}" if len(known) > 1 else counted(known[0], "launch")
+    return (
+        f"{distinct[0]} to {counted(distinct[-1], 'launch')}" if len(distinct) > 1 else counted(distinct[0], "launch")
+    )

@@ -60,10 +60,10 @@ def middle(rows: Iterable[Row]) -> Row:
 def rates_together(rows: Sequence[Row], total: int) -> tuple[float | None, float | None]:
     """The combined (algbw, busbw) of all groups in GB/s; None if a group has no rate."""
     rates = [(row.algbw_GBps, row.busbw_GBps) for row in rows if row.status == "ok"]
-    known = [(algbw, busbw) for algbw, busbw in rates if algbw is not None and busbw is not None]
-    if len(known) < total:
+    pairs = [(algbw, busbw) for algbw, busbw in rates if algbw is not None and busbw is not None]
+    if len(pairs) < total:
         return None, None
-    return sum(algbw for algbw, _ in known), sum(busbw for _, busbw in known)
+    return sum(algbw for algbw, _ in pairs), sum(busbw for _, busbw in pairs)
 
 
 def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Sequence[str]) -> list[str]:
@@ -84,16 +84,16 @@ def _slowest(name: str, rows: Sequence[Row], hosts: Sequence[str]) -> str:
     several = [of_size for of_size in by_size.values() if len(of_size) > 1]
     if not several:
         return ""
-    found = [
+    slow_groups = [
         ((row.time_us or 0.0) / (middle(of_size).time_us or 1.0), row)
         for of_size in several
         for row in of_size
         if has_flag(row.flags, "slowest_group")
     ]
-    if not found:
+    if not slow_groups:
         return f"{name}: no group is slower than the median one beyond noise."
-    often = Counter(row.group for _, row in found)
-    ratio, worst = max(found, key=lambda pair: (often[pair[1].group], pair[0]))
+    often = Counter(row.group for _, row in slow_groups)
+    ratio, worst = max(slow_groups, key=lambda pair: (often[pair[1].group], pair[0]))
     size = f" at {format_size(worst.message_bytes)}" if worst.message_bytes else ""
     times = f"; the slowest at {often[worst.group]} of {counted(len(several), 'size')}" if len(several) > 1 else ""
     group = f"{brief(worst.group)}{_on(worst.group, hosts)}"

@@ -15,6 +15,7 @@ from commbench.analysis.stragglers.findings import Family, Findings, Straggler
 from commbench.analysis.stragglers.matrix import Links, numbered_hosts
 from commbench.collectives.operations import OPERATIONS
 from commbench.report.columns import Cell, plain_table, printed
+from commbench.report.formats import percent
 from commbench.results.pairs import Matrix
 from commbench.units import counted, format_size, format_time, three_digits, time_unit
 
@@ -196,12 +197,10 @@ def _times(straggler: Straggler) -> str:
 
 
 def _none(families: Sequence[Family]) -> str:
-    counts, seen = _by_kind(families)
-    return (
-        f"none of {_listed([counted(count, kind) for kind, count in counts.items()])} differs from its peers by more "
-        f"than noise ({_listed([f'a {kind} {100 * (ratio - 1):.0f} % slower' for kind, ratio in seen.items()])} would "
-        "have been seen)"
-    )
+    counts, detectable = _by_kind(families)
+    units = _listed([counted(count, kind) for kind, count in counts.items()])
+    least = _listed([f"a {kind} {percent(ratio - 1)} slower" for kind, ratio in detectable.items()])
+    return f"none of {units} differs from its peers by more than noise ({least} would have been seen)"
 
 
 def _unjudged(families: Sequence[Family]) -> str:
@@ -223,11 +222,11 @@ def why_unjudged(families: Sequence[Family]) -> str:
 def _by_kind(families: Sequence[Family]) -> tuple[dict[str, int], dict[str, float]]:
     """The number of units of each kind, and the ratio that would have been detected in any family."""
     counts: dict[str, int] = {}
-    seen: dict[str, float] = {}
+    detectable: dict[str, float] = {}
     for family in families:
         counts[family.kind] = max(counts.get(family.kind, 0), family.count)
-        seen[family.kind] = max(seen.get(family.kind, 1.0), family.judgement.detectable)
-    return counts, seen
+        detectable[family.kind] = max(detectable.get(family.kind, 1.0), family.judgement.detectable)
+    return counts, detectable
 
 
 def _listed(words: Sequence[str]) -> str:

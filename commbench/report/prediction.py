@@ -87,7 +87,7 @@ def render_basis(network: GrowingNetwork, runs: Sequence[str]) -> list[Renderabl
     if any(curve.link.is_within_host for curve in network.curves.values()):
         parts.append(Text(_WITHIN_HOST))
     cores = {curve.link.shared_cores for curve in network.curves.values()} - {None}
-    return [*parts, *(Text(_crowded(each)) for each in sorted(filter(None, cores)))]
+    return [*parts, *(Text(_crowded(shared_cores)) for shared_cores in sorted(filter(None, cores)))]
 
 
 def _hop(hops: Mapping[str, FittedHop]) -> str:
@@ -178,9 +178,9 @@ def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
         lines += [(hook, "all", "not predicted", "", "", "", "") for hook in missing]
         table = printed(plain_table(headings, lines, words=1))
         local = next((row.local_step_ms for row in group if row.local_step_ms), None)
-        known = [_known_of_steps(local, group[0])] if local else []
+        sentences = [_known_of_steps(local, group[0])] if local else []
         title = _title([_name_of(group[0], rows)], rate, group[0].ranks_per_node)
-        parts += [title, table, *known, *_uncertainty_notes(group)]
+        parts += [title, table, *sentences, *_uncertainty_notes(group)]
     return [*parts, *_reasons(rows)]
 
 
@@ -256,7 +256,7 @@ def render_break_evens(rows: Sequence[BreakEvenForecast]) -> list[RenderableType
 def _density(row: BreakEvenForecast) -> str:
     if row.status != "ok":
         return "-"
-    likely, low, high = (_below(each) for each in (row.density, row.density_low, row.density_high))
+    likely, low, high = (_below(density) for density in (row.density, row.density_low, row.density_high))
     return likely if low == likely == high else f"{likely} [{low}, {high}]"
 
 
@@ -268,8 +268,8 @@ def _below(density: float | None) -> str:
 
 def _algorithm(names: str) -> str:
     """At most two names."""
-    known = names.split(" or ")
-    return names if len(known) < 3 else f"one of {len(known)}"  # noqa: PLR2004 - as above
+    algorithms = names.split(" or ")
+    return names if len(algorithms) < 3 else f"one of {len(algorithms)}"  # noqa: PLR2004 - as above
 
 
 def _time(row: CollectiveForecast) -> str:

@@ -99,8 +99,8 @@ def _apart(values: Sequence[float], least: float) -> tuple[float, float]:
 
 
 def _rates(curve: Curve) -> list[Point]:
-    known = sorted(curve.points(RATE).items())
-    return [(math.log2(size), math.log10(rate.value)) for size, rate in known if size and rate.value > 0]
+    rates = sorted(curve.points(RATE).items())
+    return [(math.log2(size), math.log10(rate.value)) for size, rate in rates if size and rate.value > 0]
 
 
 def _steps(group: Group) -> Chart | None:

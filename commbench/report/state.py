@@ -76,10 +76,12 @@ def origins(run: Run) -> list[str]:
 def explain_time(runs: Iterable[Run]) -> str:
     """The meaning of the times; imported runs have their tool's definition."""
     stated = {record.stated.time if record.stated else "" for run in runs for record in run.records}
-    told = " or the ".join(sorted(stated - {""}))
-    if not told:
+    definitions = " or the ".join(sorted(stated - {""}))
+    if not definitions:
         return _TIME
-    return f"{_TIME}; of imported runs the {told}" if "" in stated else f"median over launches of the {told}"
+    return (
+        f"{_TIME}; of imported runs the {definitions}" if "" in stated else f"median over launches of the {definitions}"
+    )
 
 
 def counted_energy(energy_of: str) -> str:

@@ -277,7 +277,7 @@ def warnings_for(rows: Sequence[Flagged], info: RunInfo, *, things: Things = ROW
             keep remedies from proposing an option that is already in use.
         things: the nouns for the rows.
     """
-    return [one.text for one in warned(rows, info, things=things)]
+    return [warning.text for warning in warned(rows, info, things=things)]
 
 
 class Warned(NamedTuple):
@@ -285,7 +285,7 @@ class Warned(NamedTuple):
 
     rows: str
     """The number of rows and the noun."""
-    seen: str
+    observation: str
     """The observation, as the predicate of a sentence."""
     remedy: str = ""
     """The remedy."""
@@ -293,7 +293,7 @@ class Warned(NamedTuple):
     @property
     def text(self) -> str:
         """The whole sentence."""
-        return f"{self.rows} {self.seen}{f': {self.remedy}' if self.remedy else ''}"
+        return f"{self.rows} {self.observation}{f': {self.remedy}' if self.remedy else ''}"
 
 
 def warned(rows: Sequence[Flagged], info: RunInfo, *, things: Things) -> list[Warned]:
@@ -324,7 +324,7 @@ def _count(count: int, rows: int, things: Things = ROWS) -> str:
 
 def failures(rows: Sequence[Flagged], total: int) -> list[str]:
     """Rows without a result, each status once, out of ``total`` rows."""
-    return [one.text for one in _failed(rows, total, ROWS)]
+    return [warning.text for warning in _failed(rows, total, ROWS)]
 
 
 def _failed(rows: Sequence[Flagged], total: int, things: Things) -> list[Warned]:

@@ -49,11 +49,11 @@ def find_tool(text: str, name: str, asked: str | None = None) -> Tool:
     if asked is not None:
         check_choice("tool", asked, TOOLS)
         return TOOLS[asked]
-    found = next((tool for tool in TOOLS.values() if tool.recognises(text)), None)
-    if found is None:
+    recognising = next((tool for tool in TOOLS.values() if tool.recognises(text)), None)
+    if recognising is None:
         titles = list(dict.fromkeys(tool.title for tool in TOOLS.values()))
         raise InputError(f"{name} is no output of {', '.join(titles[:-1])} or {titles[-1]}; see docs/importing.md.")
-    return found
+    return recognising
 
 
 #: Largest accepted file: outputs have a few kilobytes.
@@ -103,8 +103,8 @@ def import_outputs(sources: Sequence[Source], *, tool: str | None = None, asked:
         if len(source.data) > LARGEST_BYTES:
             raise InputError(f"{source.name} has {len(source.data)} bytes and is no output of a tool; give its output.")
         text = source.text
-        found = find_tool(text, source.name, tool)
-        readings.append((found, found.read(text, source.name, asked)))
+        source_tool = find_tool(text, source.name, tool)
+        readings.append((source_tool, source_tool.read(text, source.name, asked)))
     records = _with_launch_numbers([record for _, reading in readings for record in reading.records])
     if not records:
         reasons = [reason for _, reading in readings for reason in reading.left_out]
@@ -113,8 +113,8 @@ def import_outputs(sources: Sequence[Source], *, tool: str | None = None, asked:
     most = max(record.group_size for record in records)
     info = {
         "imported": [
-            {"file": source.name, "sha256": source.sha256, "tool": found.title, "version": reading.version}
-            for source, (found, reading) in zip(sources, readings, strict=True)
+            {"file": source.name, "sha256": source.sha256, "tool": source_tool.title, "version": reading.version}
+            for source, (source_tool, reading) in zip(sources, readings, strict=True)
         ],
         "world_size": most,
         **_layout([reading.places[most] for _, reading in readings if most in reading.places]),
@@ -144,17 +144,17 @@ def _with_launch_numbers(records: Iterable[Record]) -> list[Record]:
     return numbered
 
 
-def _check_alike(record: Record, before: Sequence[Record]) -> None:
+def _check_alike(record: Record, earlier_records: Sequence[Record]) -> None:
     """Raise `InputError` if a further launch of a case has another meaning of time or another device."""
-    for one in before:
-        times = [each.stated.time if each.stated else "" for each in (one, record)]
+    for earlier in earlier_records:
+        times = [each.stated.time if each.stated else "" for each in (earlier, record)]
         if times[0] != times[1]:
             raise InputError(
                 f"Of {record.case} one output states the {times[0]} and another the {times[1]}; import them apart."
             )
-        if one.device and record.device and one.device != record.device:
+        if earlier.device and record.device and earlier.device != record.device:
             raise InputError(
-                f"Of {record.case} buffers are on {one.device} in one output and on {record.device} in another; "
+                f"Of {record.case} buffers are on {earlier.device} in one output and on {record.device} in another; "
                 "import them apart."
             )
 

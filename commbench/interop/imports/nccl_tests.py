@@ -162,10 +162,10 @@ def operation_of(program: str, name: str, asked: Asked) -> str:
     """
     if not program and asked.operation is None:
         raise InputError(f"{name} does not say which operation was timed; say so with --operation.")
-    found = OPERATIONS_BY_PROGRAM.get(program) if program else asked.operation
-    if found is None:
+    operation = OPERATIONS_BY_PROGRAM.get(program) if program else asked.operation
+    if operation is None:
         raise LeftOutError(f"{program} of nccl-tests has no counterpart in commbench")
-    return found
+    return operation
 
 
 def stated_ranks(places: Sequence[Place]) -> int | None:
@@ -240,14 +240,14 @@ def _halves(place: int, words: Sequence[str], block: Block, shared: dict[str, An
         raise LeftOutError(f"the heading above line {place} has no two halves, out of place and in place")
     first, second = begins
     case = dict(zip(columns[:first], words, strict=False))
-    found = []
+    timed = []
     for in_place, low, high in ((False, first, second), (True, second, len(columns))):
         half = dict(zip(columns[low:high], words[low:high], strict=True))
         if half["time"] == "N/A" or not has_half(shared["operation"], in_place=in_place, reading=reading):
             continue
         _check_rates(half, shared, reading)
-        found.append(timed_half(case, half, in_place=in_place, out_of_bounds=block.out_of_bounds, **shared))
-    return found
+        timed.append(timed_half(case, half, in_place=in_place, out_of_bounds=block.out_of_bounds, **shared))
+    return timed
 
 
 def has_half(operation: str, *, in_place: bool, reading: Reading) -> bool:

@@ -121,17 +121,17 @@ def own_setting(line: str) -> OwnSetting | None:
 
     A library's name may contain commas; it stands before the searched words.
     """
-    found = re.match(r"# backend ([\w-]+), (\d+|\?) ranks(.*)", line)
-    if not found:
+    stated = re.match(r"# backend ([\w-]+), (\d+|\?) ranks(.*)", line)
+    if not stated:
         return None
-    words = dict(re.findall(r", (pattern|cadence|buffers|redop|root) (\S+?)(?=,|$)", found[3]))
+    words = dict(re.findall(r", (pattern|cadence|buffers|redop|root) (\S+?)(?=,|$)", stated[3]))
     return OwnSetting(
-        backend=found[1],
-        ranks=None if found[2] == "?" else int(found[2]),
+        backend=stated[1],
+        ranks=None if stated[2] == "?" else int(stated[2]),
         pattern=words.get("pattern", "flat"),
         sync="none" if words.get("cadence") == "pipelined" else "auto",
         redop=words.get("redop"),
-        in_place=", in place" in found[3],
+        in_place=", in place" in stated[3],
         root=int(words.get("root", 0)),
         graph=words.get("cadence") == "graph",
         buffers=words.get("buffers", "hot"),
@@ -181,12 +181,12 @@ def importable_operation(operation: str, pattern: str, ranks: int) -> Operation:
     """
     try:
         check_pattern(pattern)
-        found = operation_in_pattern(operation, pattern, ranks)
+        composed = operation_in_pattern(operation, pattern, ranks)
     except (InputError, UnsupportedError) as error:
         raise LeftOutError(str(error)) from error
     if makes_groups(pattern) or pattern == MATRIX:
         raise LeftOutError(f"a table of pattern {pattern} is one part of several that ran together; use the run itself")
-    return found
+    return composed
 
 
 @dataclass(frozen=True, kw_only=True)

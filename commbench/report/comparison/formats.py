@@ -77,40 +77,40 @@ def comparison_rows(table: ComparisonTable, threshold: float) -> list[Comparison
     names = names_of(table)
     lost = [
         ComparisonRow(
-            **_identity(one, names),
-            verdict=f"{one.status_a} in A, {one.status_b} in B",
-            regression=one.is_regression,
+            **_identity(case, names),
+            verdict=f"{case.status_a} in A, {case.status_b} in B",
+            regression=case.is_regression,
             forced=table.is_forced,
         )
-        for one in table.broken
+        for case in table.broken
     ]
-    return [_row(one, names, table, threshold) for one in table.cases] + lost
+    return [_row(case, names, table, threshold) for case in table.cases] + lost
 
 
-def _identity(one: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> dict[str, Any]:
+def _identity(case: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> dict[str, Any]:
     """The columns that identify a case."""
-    asked = {name: getattr(one.case, name) for name in _ASKED if hasattr(one.case, name)}
-    if isinstance(one.case, TrainingCase):
-        return {**asked, "kind": "training", "case": names[one.case]}
-    size = one.case.message_bytes or None  # operations without data
-    return {**asked, "message_bytes": size, "kind": "collective", "case": names[one.case], "group": one.group}
+    fields = {name: getattr(case.case, name) for name in _ASKED if hasattr(case.case, name)}
+    if isinstance(case.case, TrainingCase):
+        return {**fields, "kind": "training", "case": names[case.case]}
+    size = case.case.message_bytes or None  # operations without data
+    return {**fields, "message_bytes": size, "kind": "collective", "case": names[case.case], "group": case.group}
 
 
-def _row(one: ComparedCase, names: Mapping[AnyCase, str], table: ComparisonTable, threshold: float) -> ComparisonRow:
-    comparison, interval, effort = one.comparison, one.comparison.interval, one.comparison.further
+def _row(case: ComparedCase, names: Mapping[AnyCase, str], table: ComparisonTable, threshold: float) -> ComparisonRow:
+    comparison, interval, effort = case.comparison, case.comparison.interval, case.comparison.further
     return ComparisonRow(
-        **_identity(one, names),
+        **_identity(case, names),
         verdict=str(comparison.verdict),
-        regression=one.is_beyond(threshold),
+        regression=case.is_beyond(threshold),
         ratio=comparison.ratio,
         ratio_ci_low=interval.low if interval else None,
         ratio_ci_high=interval.high if interval else None,
         ci_level=interval.level if interval else None,
         detectable=comparison.detectable,
         p_value=comparison.p_value,
-        time_us_a=one.time_a_us,
-        time_us_b=one.time_b_us,
-        baselines=one.baselines,
+        time_us_a=case.time_a_us,
+        time_us_b=case.time_b_us,
+        baselines=case.baselines,
         launches_a=comparison.launches_a,
         launches_b=comparison.launches_b,
         further=effort.forecast if effort else "",

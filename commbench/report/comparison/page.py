@@ -45,7 +45,7 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
         answer=f"{answer}.",
         details=[others, beyond(table, threshold)],
         regressions=table.regressions_beyond(threshold),
-        lines=[_line(one, names, reach) for one in table.cases],
+        lines=[_line(case, names, reach) for case in table.cases],
         band=(_place(1 - table.margin, reach), _place(1 + table.margin, reach)),
         reach=math.exp(reach),
         width=_WIDTH,
@@ -55,7 +55,7 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
 
 def _reach(table: ComparisonTable) -> float:
     """The logarithm at the ends of the drawings: all ratios fit, and most intervals."""
-    ratios = [abs(math.log(one.comparison.ratio)) for one in table.cases if one.comparison.ratio > 0]
+    ratios = [abs(math.log(case.comparison.ratio)) for case in table.cases if case.comparison.ratio > 0]
     return 1.2 * max([math.log(_LEAST_END), *ratios])
 
 
@@ -65,11 +65,11 @@ def _place(ratio: float, reach: float) -> float:
     return round(_WIDTH / 2 * (1 + min(1.0, max(-1.0, share))), 1)
 
 
-def _line(one: ComparedCase, names: Mapping[AnyCase, str], reach: float) -> dict[str, object]:
-    comparison, interval = one.comparison, one.comparison.interval
-    time_a, time_b = times_of(one)
+def _line(case: ComparedCase, names: Mapping[AnyCase, str], reach: float) -> dict[str, object]:
+    comparison, interval = case.comparison, case.comparison.interval
+    time_a, time_b = times_of(case)
     return {
-        "name": name_of(one, names),
+        "name": name_of(case, names),
         "time_a": time_a,
         "time_b": time_b,
         "ratio": ratio_of(comparison),

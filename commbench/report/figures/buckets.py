@@ -93,13 +93,13 @@ def places_of(caps: Sequence[str]) -> dict[str, float]:
     """The x position of each bucket size: the default first, then numbers by their logarithm, lists last."""
     numbers = sorted((cap for cap in caps if cap != DEFAULT_CAP and "+" not in cap), key=float)
     lists = [cap for cap in dict.fromkeys(caps) if "+" in cap]
-    found = {DEFAULT_CAP: 0.0} if DEFAULT_CAP in caps else {}
+    places = {DEFAULT_CAP: 0.0} if DEFAULT_CAP in caps else {}
     if numbers:
         first, last = math.log2(float(numbers[0])), math.log2(float(numbers[-1]))
         scale = max(1.0, len(set(numbers)) - 1) / max(last - first, 1.0)
-        found |= {cap: 1.3 + scale * (math.log2(float(cap)) - first) for cap in numbers}
-    end = max(found.values(), default=0.0)
-    return found | {cap: end + 1.3 + place for place, cap in enumerate(lists)}
+        places |= {cap: 1.3 + scale * (math.log2(float(cap)) - first) for cap in numbers}
+    end = max(places.values(), default=0.0)
+    return places | {cap: end + 1.3 + place for place, cap in enumerate(lists)}
 
 
 # -------------------------------------------------------------------------------------------------------- painting
@@ -217,34 +217,38 @@ def _fastest(trial: Trial) -> str:
     text = f"{trial.prefix}Fastest in the {trial.stage}: {setting_name(best)}, {time}"
     if base is None or best is base or best.speedup is None:
         return text + "."
-    said = {"inconclusive": " (inconclusive)", "same": " (the same within 2 %)"}
+    notes = {"inconclusive": " (inconclusive)", "same": " (the same within 2 %)"}
     interval = estimate(best.speedup, best.speedup_ci_low, best.speedup_ci_high)
     ratio = number_text(interval, "times") if interval else ""
-    return f"{text}, {ratio} as fast as {trial.baseline_name}{said.get(best.verdict, '')}."
+    return f"{text}, {ratio} as fast as {trial.baseline_name}{notes.get(best.verdict, '')}."
 
 
 def _ringed(trial: Trial) -> str:
-    found = trial.recommendation
-    if found is None:
+    advice = trial.recommendation
+    if advice is None:
         return ""
-    if not found.is_compared:
+    if not advice.is_compared:
+        fresh = "fresh blocks" if advice.is_live else "fresh launches"
         return (
-            f"{trial.prefix}No recommendation yet: fresh {'blocks' if found.is_live else 'launches'} have not compared "
-            f"any setting with {found.baseline_name}."
+            f"{trial.prefix}No recommendation yet: {fresh} have not compared any setting with {advice.baseline_name}."
         )
     ring = " (ringed)" if any(trial.is_chosen(row) for row in trial.ok) else ""
-    fresh = fresh_extent(found.launches, found.blocks, is_live=found.is_live) if found.launches else "fresh launches"
-    if found.verdict == "change":
+    fresh = (
+        fresh_extent(advice.launches, advice.blocks, is_live=advice.is_live) if advice.launches else "fresh launches"
+    )
+    if advice.verdict == "change":
         ends = (
-            f" [{three_digits(found.speedup_ci[0])}, {three_digits(found.speedup_ci[1])}]" if found.speedup_ci else ""
+            f" [{three_digits(advice.speedup_ci[0])}, {three_digits(advice.speedup_ci[1])}]"
+            if advice.speedup_ci
+            else ""
         )
-        gain = f", {three_digits(found.speedup)}{ends} times as fast in {fresh}" if found.speedup else ""
-        return f"{trial.prefix}Recommended{ring}: {found.best.name}{gain}."
-    if found.verdict == "inconclusive":
+        gain = f", {three_digits(advice.speedup)}{ends} times as fast in {fresh}" if advice.speedup else ""
+        return f"{trial.prefix}Recommended{ring}: {advice.best.name}{gain}."
+    if advice.verdict == "inconclusive":
         why = "one fresh launch cannot decide"
-        if found.launches > 1 or found.blocks:
+        if advice.launches > 1 or advice.blocks:
             why = f"in {fresh} the interval is too wide to decide"
-        return f"{trial.prefix}Recommended{ring}: {found.baseline_name} for now, as {why}."
-    same = setting_of(found.best) == setting_of(found.baseline)
+        return f"{trial.prefix}Recommended{ring}: {advice.baseline_name} for now, as {why}."
+    same = setting_of(advice.best) == setting_of(advice.baseline)
     why = "no other was faster" if same else "nothing gained more than 2 %"
-    return f"{trial.prefix}Recommended{ring}: {found.baseline_name}, as in {fresh} {why}."
+    return f"{trial.prefix}Recommended{ring}: {advice.baseline_name}, as in {fresh} {why}."

@@ -52,13 +52,13 @@ def energy_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 def curves_of(runs: Sequence[Run], operation: str) -> dict[str, Curves]:
     """The energy of an operation over its size, by counters, run, backend, pattern and data type."""
-    found: dict[str, Curves] = {}
+    curves_by_counter: dict[str, Curves] = {}
     for run, prefix in zip(runs, prefixes(runs), strict=True):
         for row in run.rows:
             if row.operation == operation and row.status == "ok" and row.energy_J is not None and row.message_bytes:
-                curves = found.setdefault(run.energy_of[row], {})
+                curves = curves_by_counter.setdefault(run.energy_of[row], {})
                 curves.setdefault(prefix + _name(row), {})[row.message_bytes] = row.energy_J
-    return found
+    return curves_by_counter
 
 
 def _name(row: Row) -> str:
@@ -100,12 +100,12 @@ def paint_curves(figure: Figure, curves: Curves, energy_of: str) -> None:
 
 def bars_of(group: Group) -> dict[str, Bars]:
     """The settings with a known energy of a step, by counters."""
-    found: dict[str, Bars] = {}
+    bars_by_counter: dict[str, Bars] = {}
     for trial in group.trials:
         for row in trial.ok:
             if row.energy_J is not None:
-                found.setdefault(trial.run.energy_of[row], {})[trial.prefix + setting_name(row)] = row
-    return found
+                bars_by_counter.setdefault(trial.run.energy_of[row], {})[trial.prefix + setting_name(row)] = row
+    return bars_by_counter
 
 
 def _of_training(group: Group, energy_of: str, bars: Bars) -> Drawing:

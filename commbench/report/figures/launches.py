@@ -58,8 +58,8 @@ class Spread:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval over launches, in percent of the median."""
-        found = stats.launch_interval(list(self.medians))
-        return (100 * found.low / self.middle, 100 * found.high / self.middle) if found else None
+        interval = stats.launch_interval(list(self.medians))
+        return (100 * interval.low / self.middle, 100 * interval.high / self.middle) if interval else None
 
     @property
     def range(self) -> float:
@@ -74,9 +74,11 @@ def launch_figures(runs: Sequence[Run]) -> list[Drawing]:
         ("launches-collectives", "collectives", collective_spreads),
         ("launches-training", "training steps", training_spreads),
     ):
-        found = [spread for run, prefix in zip(runs, prefixes(runs), strict=True) for spread in spreads_of(run, prefix)]
-        if found:
-            made.append(_drawing(name, f"Launches of {what}", _foremost(found), len(found)))
+        spreads = [
+            spread for run, prefix in zip(runs, prefixes(runs), strict=True) for spread in spreads_of(run, prefix)
+        ]
+        if spreads:
+            made.append(_drawing(name, f"Launches of {what}", _foremost(spreads), len(spreads)))
     return made
 
 
@@ -131,22 +133,22 @@ def _name(case: Case, row: Row) -> str:
 
 def training_spreads(run: Run, prefix: str) -> list[Spread]:
     """The settings measured in fresh launches; without these, the settings of the sweep."""
-    known = trained(run.training_records, CONFIRM) or trained(run.training_records)
+    settings = trained(run.training_records, CONFIRM) or trained(run.training_records)
     return [
         Spread(
-            name=f"{prefix}{one.case.hook_name}, {cap_name(one.case.bucket_cap_mb)}",
-            medians=list(one.steps_ms.values()),
-            flags=frozenset(launch_flags(list(one.steps_ms.values()))),
-            colour=look(_order(one)[0]).colour,
+            name=f"{prefix}{setting.case.hook_name}, {cap_name(setting.case.bucket_cap_mb)}",
+            medians=list(setting.steps_ms.values()),
+            flags=frozenset(launch_flags(list(setting.steps_ms.values()))),
+            colour=look(_order(setting)[0]).colour,
         )
-        for one in sorted(known.values(), key=_order)
-        if one.case.uses_ddp and len(one.steps_ms) > 1 and min(one.steps_ms.values()) > 0
+        for setting in sorted(settings.values(), key=_order)
+        if setting.case.uses_ddp and len(setting.steps_ms) > 1 and min(setting.steps_ms.values()) > 0
     ]
 
 
-def _order(one: Trained) -> tuple[int, tuple[float, ...]]:
+def _order(setting: Trained) -> tuple[int, tuple[float, ...]]:
     """The default first, then by hook and bucket size."""
-    return hook_position(one.case.hook), one.case.caps_mb
+    return hook_position(setting.case.hook), setting.case.caps_mb
 
 
 # -------------------------------------------------------------------------------------------------------- how

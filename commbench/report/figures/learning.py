@@ -67,7 +67,7 @@ def learning_figures(runs: Sequence[Run]) -> list[Drawing]:
     made = []
     for group in groups(runs):
         for what, read in (("loss", loss_of), ("metric", metric_of)):
-            learned = [one for trial in group.trials for one in learned_of(trial, read)]
+            learned = [curve for trial in group.trials for curve in learned_of(trial, read)]
             if learned:
                 made.append(_drawing(group, what, learned))
     return made
@@ -97,25 +97,27 @@ def learned_of(trial: Trial, read: Read) -> list[Learned]:
 
 def _learned(trial: Trial, rows: Iterable[TrainingRow], phase: str, read: Read) -> list[Learned]:
     """The curves of the rows' settings in one phase."""
-    known = trained(trial.run.training_records, phase)
-    found = []
+    settings = trained(trial.run.training_records, phase)
+    learned = []
     for row in rows:
-        one = known.get(dataclasses.replace(case_of(row), phase=phase).key)
-        values = {launch: values for launch, record in one.timed.items() if (values := read(record))} if one else {}
+        setting = settings.get(dataclasses.replace(case_of(row), phase=phase).key)
+        values = (
+            {launch: values for launch, record in setting.timed.items() if (values := read(record))} if setting else {}
+        )
         curve = _curve(list(values.values()))
-        if one is not None and curve is not None:
-            found.append(
+        if setting is not None and curve is not None:
+            learned.append(
                 Learned(
                     name=trial.prefix + setting_name(row),
                     row=row,
                     steps=curve[0],
                     values=curve[1],
                     launches=list(values),
-                    step_s=median(list(one.steps_ms.values())) / 1e3,
+                    step_s=median(list(setting.steps_ms.values())) / 1e3,
                     is_fresh=phase == CONFIRM,
                 )
             )
-    return found
+    return learned
 
 
 def _settings(trial: Trial) -> list[TrainingRow]:
@@ -153,8 +155,8 @@ def _windowed(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def _mean(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else float("nan")
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else float("nan")
 
 
 # -------------------------------------------------------------------------------------------------------- painting
@@ -169,13 +171,13 @@ def _drawing(group: Group, what: str, learned: Sequence[Learned]) -> Drawing:
         section="learning",
         title=f"{name[0].upper()}{name[1:]} over steps and over time: {group.name}",
         caption=caption_of(what, name, learned),
-        alt=f"{name} over steps and over seconds for {listed([one.name for one in shown], MOST_SERIES)}.",
-        height_in=4.6 + legend_height_in([one.name for one in shown]),
+        alt=f"{name} over steps and over seconds for {listed([curve.name for curve in shown], MOST_SERIES)}.",
+        height_in=4.6 + legend_height_in([curve.name for curve in shown]),
     )
 
 
 def _label(what: str, learned: Sequence[Learned]) -> str:
-    names = [one.row.metric_name for one in learned if one.row.metric_name]
+    names = [curve.row.metric_name for curve in learned if curve.row.metric_name]
     return "training loss" if what == "loss" else names[0] if names else "metric"
 
 
@@ -189,27 +191,27 @@ def paint_learning(figure: Figure, learned: Sequence[Learned], label: str, targe
     """Draw the same values twice: above over steps, below over seconds."""
     by_steps, by_time = figure.subplots(2, 1)
     for axes, over in ((by_steps, "steps"), (by_time, "seconds")):
-        for place, one in enumerate(learned):
-            _paint_one(axes, getattr(one, over), one, place)
+        for place, curve in enumerate(learned):
+            _paint_one(axes, getattr(curve, over), curve, place)
         if target is not None:
             axes.axhline(target, color=MUTED, linewidth=1.0, linestyle=(0, (6, 3)))
             at = ("axes fraction", "data")
             axes.annotate("target", (0, target), xycoords=at, color=MUTED, fontsize=9, va="bottom")
         axes.set(ylabel=label, xlabel=over)
         axes.set_xlim(left=0.0)
-        values = np.concatenate([one.mean for one in learned])
+        values = np.concatenate([curve.mean for curve in learned])
         if label == "training loss" and np.nanmin(values) > 0 and np.nanmax(values) > _WIDE * np.nanmin(values):
             log_axis(axes.yaxis)
     legend(figure, by_steps)
 
 
-def _paint_one(axes: Axes, x: Floats, one: Learned, place: int) -> None:
+def _paint_one(axes: Axes, x: Floats, curve: Learned, place: int) -> None:
     looks_as = look(place)
     every = max(1, len(x) // 8)  # markers on every point would hide the line
     style = {"color": looks_as.colour, "linestyle": looks_as.dash, "marker": looks_as.marker, "markevery": every}
-    axes.plot(x, one.mean, label=one.name, **style)
-    if len(one.values) > 1:
-        low, high = np.nanmin(one.values, axis=0), np.nanmax(one.values, axis=0)
+    axes.plot(x, curve.mean, label=curve.name, **style)
+    if len(curve.values) > 1:
+        low, high = np.nanmin(curve.values, axis=0), np.nanmax(curve.values, axis=0)
         axes.fill_between(x, low, high, color=looks_as.colour, alpha=BAND_ALPHA, linewidth=0)
 
 
@@ -218,7 +220,7 @@ def _paint_one(axes: Axes, x: Floats, one: Learned, place: int) -> None:
 
 def caption_of(what: str, name: str, learned: Sequence[Learned]) -> str:
     """How to read the figure, and the result of each setting after equal steps and after equal time."""
-    launches = max(len(one.values) for one in learned)
+    launches = max(len(curve.values) for curve in learned)
     fresh = "fresh " if learned[0].is_fresh else ""
     of = f"the {fresh}launch" if launches == 1 else f"{counted(launches, f'{fresh}launch')}, bands their range"
     return sentences(
@@ -226,13 +228,13 @@ def caption_of(what: str, name: str, learned: Sequence[Learned]) -> str:
         _after_equal_steps(what, learned),
         _after_equal_time(what, learned),
         f"So few steps show little about the effect of a whole training on the {name}." if _is_short(learned) else "",
-        left_out([one.name for one in learned], MOST_SERIES),
+        left_out([curve.name for curve in learned], MOST_SERIES),
     )
 
 
 def _buckets(learned: Sequence[Learned]) -> str:
     """State whether the result of a hook holds for its other bucket sizes."""
-    selecting = dict.fromkeys(hook_label(one.row) for one in learned if _selects_over_buckets(one.row))
+    selecting = dict.fromkeys(hook_label(curve.row) for curve in learned if _selects_over_buckets(curve.row))
     one_each = "" if learned[0].is_fresh else "; each hook is shown with one bucket size"
     if selecting:
         verb = "selects" if len(selecting) == 1 else "select"
@@ -246,26 +248,31 @@ def _selects_over_buckets(row: TrainingRow) -> bool:
 
 def _is_short(learned: Sequence[Learned]) -> bool:
     few = 50
-    return max(float(one.steps[-1]) for one in learned) < few
+    return max(float(curve.steps[-1]) for curve in learned) < few
 
 
 def _after_equal_steps(what: str, learned: Sequence[Learned]) -> str:
-    until = min(float(one.steps[-1]) for one in learned)
-    said = [f"{three_digits(float(np.nanmean(_at(one, one.steps, until, what))))} with {one.name}" for one in learned]
-    return f"After {until:.0f} steps, mean over launches: {listed(said, MOST_SERIES)}."
+    until = min(float(curve.steps[-1]) for curve in learned)
+    means = [
+        f"{three_digits(float(np.nanmean(_at(curve, curve.steps, until, what))))} with {curve.name}"
+        for curve in learned
+    ]
+    return f"After {until:.0f} steps, mean over launches: {listed(means, MOST_SERIES)}."
 
 
 def _after_equal_time(what: str, learned: Sequence[Learned]) -> str:
     """The value of each setting when the first has finished, and which is ahead, if that is shown."""
-    until = min(float(one.seconds[-1]) for one in learned)
-    there = [one for one in learned if one.seconds[0] <= until * (1 + 1e-9)]
-    if len(there) < 2:  # noqa: PLR2004 - nothing to compare
+    until = min(float(curve.seconds[-1]) for curve in learned)
+    compared = [curve for curve in learned if curve.seconds[0] <= until * (1 + 1e-9)]
+    if len(compared) < 2:  # noqa: PLR2004 - nothing to compare
         return ""
     sign = 1.0 if what == "loss" or falls(learned[0].row.metric_name) else -1.0
-    reached = {one.name: dict(zip(one.launches, _at(one, one.seconds, until, what), strict=True)) for one in there}
+    reached = {
+        curve.name: dict(zip(curve.launches, _at(curve, curve.seconds, until, what), strict=True)) for curve in compared
+    }
     means = {name: float(np.nanmean(list(values.values()))) for name, values in reached.items()}
-    said = listed([f"{three_digits(mean)} with {name}" for name, mean in means.items()], MOST_SERIES)
-    return f"After {until:.3g} s: {said}; {_ahead(reached, min(means, key=lambda name: sign * means[name]), sign)}."
+    texts = listed([f"{three_digits(mean)} with {name}" for name, mean in means.items()], MOST_SERIES)
+    return f"After {until:.3g} s: {texts}; {_ahead(reached, min(means, key=lambda name: sign * means[name]), sign)}."
 
 
 def _ahead(reached: Mapping[str, Mapping[int, float]], first: str, sign: float) -> str:
@@ -292,8 +299,8 @@ def _gains(own: Mapping[int, float], theirs: Mapping[int, float], sign: float) -
     return [gain for gain in gains if np.isfinite(gain)]
 
 
-def _at(one: Learned, x: Floats, until: float, what: str) -> Floats:
+def _at(curve: Learned, x: Floats, until: float, what: str) -> Floats:
     """The mean of each launch over the last tenth before ``until``, for a metric its last value; (launches,)."""
     end = max(1, int(np.searchsorted(x, until * (1 + 1e-9), side="right")))
     width = max(1, end // LOSS_WINDOW) if what == "loss" else 1
-    return np.array([_mean(line[max(0, end - width) : end]) for line in one.values])
+    return np.array([_mean(line[max(0, end - width) : end]) for line in curve.values])

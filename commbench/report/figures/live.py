@@ -213,12 +213,12 @@ def paint_loss(figure: Figure, course: Course) -> None:
 def _switches(course: Course) -> list[Span]:
     """Return the spans that begin with a change of the setting."""
     before = course.own
-    found = []
+    spans = []
     for span in course.spans:
         if span.name != before:
-            found.append(span)
+            spans.append(span)
         before = span.name
-    return found
+    return spans
 
 
 # -------------------------------------------------------------------------------------------------------- captions

@@ -67,8 +67,8 @@ class Heat:
     def is_marked(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which pairs of ranks are slow because of a straggler; arrays of shape (pairs,)."""
         marked = np.zeros(len(source), dtype=bool)
-        for one, other in (link for straggler in self.stragglers for link in straggler.links):
-            marked |= np.isin(source, self.ranks_of(one)) & np.isin(target, self.ranks_of(other))
+        for sender, receiver in (link for straggler in self.stragglers for link in straggler.links):
+            marked |= np.isin(source, self.ranks_of(sender)) & np.isin(target, self.ranks_of(receiver))
         return marked
 
     def ranks_of(self, name: str) -> list[int]:
@@ -123,8 +123,8 @@ def heat_of(matrix: Matrix, families: Sequence[Family] = ()) -> Heat:
     slowest = np.full((-(-ranks // per_cell),) * 2, -np.inf)
     with np.errstate(invalid="ignore"):
         times = np.where(matrix.is_sound, matrix.time_us, np.nan)
-    known = np.isfinite(times)
-    np.maximum.at(slowest, (matrix.source[known] // per_cell, matrix.target[known] // per_cell), times[known])
+    timed = np.isfinite(times)
+    np.maximum.at(slowest, (matrix.source[timed] // per_cell, matrix.target[timed] // per_cell), times[timed])
     times_us = np.where(np.isfinite(slowest), slowest, np.nan)
     cells, unit = times_us, "us"
     if OPERATIONS[matrix.case.operation].quantity != "time":
@@ -185,7 +185,7 @@ def _name_axes(axes: Axes, heat: Heat) -> None:
     edges = np.flatnonzero(np.diff(place)) + 0.5
     if 1 < len(hosts) <= _NAMED and len(edges) == len(hosts) - 1:
         bounds = [-0.5, *edges, len(heat.hosts) - 0.5]
-        middles = [(one + other) / 2 for one, other in itertools.pairwise(bounds)]
+        middles = [(low + high) / 2 for low, high in itertools.pairwise(bounds)]
         axes.set_xticks(middles, hosts, rotation=45 if max(map(len, hosts)) * len(hosts) > 30 else 0)  # noqa: PLR2004 - letters
         axes.set_yticks(middles, hosts)
         for edge in edges if len(heat.hosts) > len(hosts) else ():
@@ -256,7 +256,7 @@ def caption_of(matrix: Matrix, heat: Heat) -> str:
 
 def _typical(matrix: Matrix, heat: Heat) -> list[str]:
     """The range of the middle half of the pairs that no straggler explains, beside the pairs that one explains."""
-    found = []
+    sentences = []
     verb, unit = ("take", "") if heat.is_time else ("move", heat.unit)
     several = matrix.is_inter.any() and not matrix.is_inter.all()
     marked = heat.is_marked(matrix.source, matrix.target)
@@ -265,9 +265,9 @@ def _typical(matrix: Matrix, heat: Heat) -> list[str]:
         slow = name_range(matrix, chosen & marked, unit=unit)
         other = f"{which} that are not marked" if slow else which
         if text := name_range(matrix, chosen & ~marked, _HALF, unit):
-            found.append(f"Half of the {other} {verb} {text}.")
-        found += [f"The marked {which} {verb} {slow}."] if slow else []
-    return found
+            sentences.append(f"Half of the {other} {verb} {text}.")
+        sentences += [f"The marked {which} {verb} {slow}."] if slow else []
+    return sentences
 
 
 def _slow(heat: Heat) -> str:
@@ -277,9 +277,9 @@ def _slow(heat: Heat) -> str:
             " ".join(filter(None, (_none(heat), _unjudged(heat))))
             or "With so few pairs no straggler can be identified."
         )
-    said = [f"{s.name}{s.does.format(f'{three_digits(s.factor)} times')}" for s in heat.stragglers[:_MOST_NAMED]]
+    stragglers = [f"{s.name}{s.does.format(f'{three_digits(s.factor)} times')}" for s in heat.stragglers[:_MOST_NAMED]]
     more = f", and {len(heat.stragglers) - _MOST_NAMED} more" if len(heat.stragglers) > _MOST_NAMED else ""
-    return f"Marked as slow: {'; '.join(said)}{more}."
+    return f"Marked as slow: {'; '.join(stragglers)}{more}."
 
 
 def _none(heat: Heat) -> str:

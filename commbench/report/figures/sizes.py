@@ -99,8 +99,8 @@ class Curve:
 
     def points(self, what: str) -> dict[float, Estimate]:
         """Estimates of ``time_us`` or ``busbw_GBps`` by size."""
-        known = {reading.size_bytes: getattr(reading, what) for reading in self.readings if reading.status == "ok"}
-        return {size: point for size, point in known.items() if point is not None}
+        estimates = {reading.size_bytes: getattr(reading, what) for reading in self.readings if reading.status == "ok"}
+        return {size: point for size, point in estimates.items() if point is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +122,8 @@ class Family:
     @property
     def links(self) -> list[Link]:
         """The links that bound any reading, the slowest first."""
-        found = {r.limit for curve in self.curves for r in curve.readings if r.limit is not None}
-        return sorted(found, key=lambda link: link.bound_bps or 0.0)
+        limits = {r.limit for curve in self.curves for r in curve.readings if r.limit is not None}
+        return sorted(limits, key=lambda link: link.bound_bps or 0.0)
 
 
 def families(runs: Sequence[Run]) -> list[Family]:
@@ -132,7 +132,7 @@ def families(runs: Sequence[Run]) -> list[Family]:
     Ranks that share a GPU give no curve: their times are no measure of an interconnect.
     """
     sharing: Counter[str] = Counter()
-    found: dict[str, dict[tuple[str, ...], tuple[dict[str, object], list[Reading]]]] = {}
+    series_by_operation: dict[str, dict[tuple[str, ...], tuple[dict[str, object], list[Reading]]]] = {}
     for run, name in zip(runs, run_names(runs), strict=True):
         stated = {record.case.key: record.stated.time for record in run.records if record.stated}
         for case, rows in _cases_of(run):
@@ -141,14 +141,19 @@ def families(runs: Sequence[Run]) -> list[Family]:
                 continue
             identity = {"run": name} | {field: getattr(case, field) for field in _IDENTITY}
             key = tuple(map(str, identity.values()))
-            of_operation = found.setdefault(case.operation, {})
+            of_operation = series_by_operation.setdefault(case.operation, {})
             reading = _reading(case, rows, run.info, stated.get(case.key, ""))
             of_operation.setdefault(key, (identity, []))[1].append(reading)
     several = len(runs) > 1
     return [
-        _family(operation, list(found[operation].values()), several=several, rows_sharing_gpus=sharing[operation])
+        _family(
+            operation,
+            list(series_by_operation[operation].values()),
+            several=several,
+            rows_sharing_gpus=sharing[operation],
+        )
         for operation in OPERATIONS
-        if operation in found
+        if operation in series_by_operation
     ]
 
 
@@ -187,8 +192,8 @@ def _family(
 
 
 def _series_name(identity: Mapping[str, object], names: Iterable[str]) -> str:
-    told = [name for name in names if identity[name] is not None or name == "world_size"]
-    words = [_SPOKEN[name](identity[name]) if name in _SPOKEN else str(identity[name]) for name in told]
+    stated = [name for name in names if identity[name] is not None or name == "world_size"]
+    words = [_SPOKEN[name](identity[name]) if name in _SPOKEN else str(identity[name]) for name in stated]
     return " ".join(filter(None, words))
 
 
@@ -219,13 +224,13 @@ def busbw_of(row: Row) -> Estimate | None:
 
 def _together(rates: Sequence[Estimate | None]) -> Estimate | None:
     """The sum of the bandwidths of concurrent groups with a safe interval; None if a group has no rate."""
-    known = [rate for rate in rates if rate is not None]
-    if not known or len(known) < len(rates):
+    known_rates = [rate for rate in rates if rate is not None]
+    if not known_rates or len(known_rates) < len(rates):
         return None
-    if len(known) == 1:
-        return known[0]
-    low, high = (sum(bounds) for bounds in zip(*(rate.bounds for rate in known), strict=True))
-    return Estimate(value=sum(rate.value for rate in known), low=low, high=high)
+    if len(known_rates) == 1:
+        return known_rates[0]
+    low, high = (sum(bounds) for bounds in zip(*(rate.bounds for rate in known_rates), strict=True))
+    return Estimate(value=sum(rate.value for rate in known_rates), low=low, high=high)
 
 
 if TYPE_CHECKING:
@@ -394,27 +399,27 @@ def _how(family: Family, panels: Sequence[str]) -> str:
 def _time_read(family: Family) -> str:
     """The meaning of the times; imported runs have their tool's definition."""
     stated = {reading.stated for curve in family.curves for reading in curve.readings}
-    told = " or the ".join(sorted(stated - {""}))
+    definitions = " or the ".join(sorted(stated - {""}))
     own = ["median time of the slowest rank"] if "" in stated else []
-    return " or the ".join([*own, *([told] if told else [])]) + " (lower is better)"
+    return " or the ".join([*own, *([definitions] if definitions else [])]) + " (lower is better)"
 
 
 def _quickest(curves: Sequence[Curve]) -> str:
     """The shortest time of all."""
-    known = [(point.value, size, point, curve) for curve in curves for size, point in curve.points(TIME).items()]
-    if not known:
+    points = [(point.value, size, point, curve) for curve in curves for size, point in curve.points(TIME).items()]
+    if not points:
         return "Nothing was timed."
-    _, size, point, curve = min(known, key=lambda entry: entry[:2])
+    _, size, point, curve = min(points, key=lambda entry: entry[:2])
     at = f" at {format_size(int(size))}" if size else ""
     return f"Shortest: {time_text(point)}{at}{_by(curve, curves)}."
 
 
 def _best_rate(family: Family, curves: Sequence[Curve]) -> str:
     """The highest bandwidth, and its share of the link's rate if the link bounds it."""
-    known = [(point.value, size, point, curve) for curve in curves for size, point in curve.points(RATE).items()]
-    if not known:
+    points = [(point.value, size, point, curve) for curve in curves for size, point in curve.points(RATE).items()]
+    if not points:
         return ""
-    value, size, point, curve = max(known, key=lambda entry: entry[:2])
+    value, size, point, curve = max(points, key=lambda entry: entry[:2])
     reading = next(reading for reading in curve.readings if reading.size_bytes == size)
     share = ""
     if reading.limit is not None and reading.limit.bound_bps:

@@ -63,8 +63,8 @@ def steps_of(trial: Trial) -> list[Step]:
     chosen = [row for row in trial.ok if trial.is_chosen(row)] if trial.recommendation else []
     others = chosen or sorted(trial.ok, key=lambda row: -(row.samples_per_s or 0.0))
     rows += [row for row in others[:1] if row is not trial.default]
-    found = [Step(name=setting_name(row), row=row, buckets=_buckets_of(trial.run, row)) for row in rows]
-    return [step for step in found if step.row.backward_ms is not None]
+    steps = [Step(name=setting_name(row), row=row, buckets=_buckets_of(trial.run, row)) for row in rows]
+    return [step for step in steps if step.row.backward_ms is not None]
 
 
 def _buckets_of(run: Run, row: TrainingRow) -> list[BucketRow]:

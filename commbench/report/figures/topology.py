@@ -55,13 +55,13 @@ class Box:
     def nodes(self) -> list[tuple[int | None, str, list[Device]]]:
         """Each NUMA node with a text and its devices; devices of unknown node come last."""
         numa = self.topology.get("numa") or []
-        found: list[tuple[int | None, str, list[Device]]] = [
+        nodes: list[tuple[int | None, str, list[Device]]] = [
             (node["node"], _node_text(node, self.topology), [d for d in self.devices if d.numa_node == node["node"]])
             for node in numa
         ]
-        known = {node["node"] for node in numa}
-        rest = [device for device in self.devices if device.numa_node not in known]
-        return found + ([(None, "", rest)] if rest or not found else [])
+        numbers = {node["node"] for node in numa}
+        rest = [device for device in self.devices if device.numa_node not in numbers]
+        return nodes + ([(None, "", rest)] if rest or not nodes else [])
 
     @property
     def height(self) -> float:
@@ -241,35 +241,35 @@ def _paint_links(axes: Axes, box: Box, places: Mapping[str, tuple[float, float]]
             x, y = places[name]
             axes.plot([x - 9, x + 9], [y - _BOX / 2 - 0.9] * 2, color=SERIES[1], linewidth=2.5, gid="mesh")
     within = [set(members) for members, _ in joined]
-    for one, other, kind in near_links(box.topology):
-        if one in places and other in places and not any({one, other} <= members for members in within):
+    for first, second, kind in near_links(box.topology):
+        if first in places and second in places and not any({first, second} <= members for members in within):
             width = 1.8 if kind.startswith("NV") else 0.9
-            (x, y), (u, v) = places[one], places[other]
+            (x, y), (u, v) = places[first], places[second]
             axes.plot([x, u], [y, v], color=SERIES[1], linewidth=width, zorder=0.5, gid="link")
 
 
 def meshes(topology: Topology) -> list[tuple[list[str], str]]:
     """Three or more GPUs with the same NVLinks between every two, and the link type."""
     by_kind: dict[str, set[frozenset[str]]] = {}
-    for one, other, kind in near_links(topology):
+    for first, second, kind in near_links(topology):
         if kind.startswith("NV"):
-            by_kind.setdefault(kind, set()).add(frozenset((one, other)))
-    found = []
+            by_kind.setdefault(kind, set()).add(frozenset((first, second)))
+    meshes = []
     for kind, pairs in by_kind.items():
         members = sorted(set().union(*pairs))
         if len(members) > 2 and len(pairs) == len(members) * (len(members) - 1) // 2:  # noqa: PLR2004 - two are a line
-            found.append((members, kind))
-    return found
+            meshes.append((members, kind))
+    return meshes
 
 
 def near_links(topology: Topology) -> list[tuple[str, str, str]]:
     """Pairs of devices with NVLinks or a common PCIe switch, each once."""
     devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
     return [
-        (devices[one], devices[other], kind)
-        for one, line in enumerate(matrix)
-        for other, kind in enumerate(line)
-        if one < other and kind not in _FAR
+        (devices[row], devices[column], kind)
+        for row, line in enumerate(matrix)
+        for column, kind in enumerate(line)
+        if row < column and kind not in _FAR
     ]
 
 
@@ -289,8 +289,8 @@ def _rectangle(
 
 def caption_of(info: RunInfo, boxes: Sequence[Box]) -> str:
     """How to read the figure, the types of hosts and links, and what slows communication."""
-    said = [(listed(box.hosts), remark) for box in boxes for remark in topology_remarks(box.topology)]
-    remarks = [f"On {hosts}: {remark}" if len(boxes) > 1 else remark for hosts, remark in said]
+    remarks_by_hosts = [(listed(box.hosts), remark) for box in boxes for remark in topology_remarks(box.topology)]
+    remarks = [f"On {hosts}: {remark}" if len(boxes) > 1 else remark for hosts, remark in remarks_by_hosts]
     kinds = sorted({kind for box in boxes for _, _, kind in near_links(box.topology)})
     hosts = sum(len(box.hosts) for box in boxes)
     alike = f"All {hosts} hosts are alike and drawn once." if len(boxes) == 1 and hosts > 1 else ""

@@ -29,13 +29,13 @@ def traffic_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 def bars_of(group: Group) -> dict[str, TrainingRow]:
     """One row for each hook and run, with the bucket size that sends most: bucket sizes hardly matter here."""
-    found: dict[str, TrainingRow] = {}
+    row_by_name: dict[str, TrainingRow] = {}
     for trial in group.trials:
         for row in trial.ok:
             name = trial.prefix + hook_label(row)
-            if row.sent_MB_per_step and row.sent_MB_per_step > _sent(found.get(name)):
-                found[name] = row
-    return found
+            if row.sent_MB_per_step and row.sent_MB_per_step > _sent(row_by_name.get(name)):
+                row_by_name[name] = row
+    return row_by_name
 
 
 def _sent(row: TrainingRow | None) -> float:

@@ -60,10 +60,10 @@ def varying(choices: Sequence[Mapping[str, object]]) -> list[str]:
 
 def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:
     """``a, b and c``, or for many ``a, b, c, d and 3 more``."""
-    known = list(dict.fromkeys(names))
-    if len(known) > most:
-        return f"{', '.join(known[:most])} and {len(known) - most} more"
-    return " and ".join([*([", ".join(known[:-1])] if len(known) > 1 else []), *known[-1:]])
+    distinct = list(dict.fromkeys(names))
+    if len(distinct) > most:
+        return f"{', '.join(distinct[:most])} and {len(distinct) - most} more"
+    return " and ".join([*([", ".join(distinct[:-1])] if len(distinct) > 1 else []), *distinct[-1:]])
 
 
 def sentences(*parts: str) -> str:
@@ -88,11 +88,11 @@ def _has_interval(point: Estimate) -> bool:
     return point.low is not None and point.high is not None
 
 
-def shown_apart(one: Estimate, other: Estimate) -> bool:
+def shown_apart(first: Estimate, second: Estimate) -> bool:
     """Whether two intervals are disjoint, so that the difference exceeds noise."""
-    if not (_has_interval(one) and _has_interval(other)):
+    if not (_has_interval(first) and _has_interval(second)):
         return False
-    (low, high), (other_low, other_high) = one.bounds, other.bounds
+    (low, high), (other_low, other_high) = first.bounds, second.bounds
     return high < other_low or other_high < low
 
 
@@ -167,20 +167,22 @@ class Group:
 
 def groups(runs: Sequence[Run]) -> list[Group]:
     """Group rows by workload, backend, ranks and batch, in row order."""
-    found: dict[tuple[object, ...], list[Trial]] = {}
+    trials_by_key: dict[tuple[object, ...], list[Trial]] = {}
     for run, prefix in zip(runs, prefixes(runs), strict=True):
         by_key: dict[tuple[object, ...], list[TrainingRow]] = {}
         for row in run.training_rows:
             by_key.setdefault((row.workload, row.backend, row.world_size, row.batch_per_rank), []).append(row)
         for key, rows in by_key.items():
-            found.setdefault(key, []).append(Trial(run=run, prefix=prefix, rows=rows, recommendation=_about(run, key)))
+            trials_by_key.setdefault(key, []).append(
+                Trial(run=run, prefix=prefix, rows=rows, recommendation=_about(run, key))
+            )
     return [
         Group(
             name=f"{workload} on {ranks} ranks, batch {batch} a rank",
-            key=f"{place}-{workload}" if len(found) > 1 else "",
+            key=f"{place}-{workload}" if len(trials_by_key) > 1 else "",
             trials=trials,
         )
-        for place, ((workload, _, ranks, batch), trials) in enumerate(found.items(), start=1)
+        for place, ((workload, _, ranks, batch), trials) in enumerate(trials_by_key.items(), start=1)
     ]
 
 
@@ -191,10 +193,14 @@ def _about(run: Run, key: tuple[object, ...]) -> Recommendation | None:
     """
     if run.recommendation is None or undecided(run):
         return None
-    found = run.recommendation
+    recommendation = run.recommendation
     workload, backend, ranks, batch = key
-    same = (found.workload, found.world_size) == (workload, ranks)
-    return found if same and found.backend in {"", backend} and found.batch_per_rank in {None, batch} else None
+    same = (recommendation.workload, recommendation.world_size) == (workload, ranks)
+    return (
+        recommendation
+        if same and recommendation.backend in {"", backend} and recommendation.batch_per_rank in {None, batch}
+        else None
+    )
 
 
 def case_of(row: TrainingRow) -> TrainingCase:

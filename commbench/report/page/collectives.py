@@ -102,13 +102,13 @@ def slowest_groups(run: Run) -> list[str]:
     """Name the slowest group of each pattern that makes groups, in one sentence for each backend."""
     hosts = [rank["host"] for rank in sorted(run.info.get("ranks") or [], key=lambda rank: rank["rank"])]
     grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
-    found = []
+    sentences = []
     for (operation, pattern), members in itertools.groupby(grouped, key=lambda row: (row.operation, row.pattern)):
         rows = list(members)
         if len(groups_in(rows)) > 1:
             columns = columns_of(rows, attrgetter(*_UNIQUE))
-            found += [f"{operation}, {pattern}, {sentence}" for sentence in name_slowest(columns, hosts)]
-    return found
+            sentences += [f"{operation}, {pattern}, {sentence}" for sentence in name_slowest(columns, hosts)]
+    return sentences
 
 
 # --------------------------------------------------------------------------------------------------- other tables
@@ -176,10 +176,12 @@ def overhead_tables(runs: Sequence[Run]) -> list[Table]:
         number("added", "added_us", Overhead, unit="us"),
         interval("added_us", Overhead, unit="us"),
     ]
-    found = {run.name: overheads(all_rank_rows(run)) for run in runs}
-    notes = [] if all(measures_interconnect(row) for rows in found.values() for row in rows) else [TIME_SLICES]
+    overheads_by_run = {run.name: overheads(all_rank_rows(run)) for run in runs}
+    notes = (
+        [] if all(measures_interconnect(row) for rows in overheads_by_run.values() for row in rows) else [TIME_SLICES]
+    )
     title = "What torch.distributed adds to NCCL"
-    return make_tables(title, runs, lambda run: found[run.name], columns, notes=notes)
+    return make_tables(title, runs, lambda run: overheads_by_run[run.name], columns, notes=notes)
 
 
 def straggler_tables(runs: Sequence[Run]) -> list[Table]:

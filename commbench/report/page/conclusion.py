@@ -46,10 +46,13 @@ def bandwidths(run: Run) -> Iterable[Finding]:
     best = {backend: max(rows, key=lambda row: row.busbw_GBps or 0.0) for backend, rows in cases.items()}
     if not best:
         return
-    told = {backend: _best_of(rows) for backend, rows in cases.items()}
-    alike = len(set(told.values())) == 1
+    named_cases = {backend: _best_of(rows) for backend, rows in cases.items()}
     named = "{} " if len({_what(row) for row in best.values()}) > 1 else ""
-    judged_by = next(iter(told.values())) if alike else "; ".join(f"{name}: {text}" for name, text in told.items())
+    judged_by = (
+        next(iter(named_cases.values()))
+        if alike
+        else "; ".join(f"{name}: {text}" for name, text in named_cases.items())
+    )
     yield Finding(
         label="Bandwidth",
         texts=_lines(run, [f"{backend} {named.format(_what(row))}{_rate(run, row)}" for backend, row in best.items()]),
@@ -116,8 +119,8 @@ def _flag_sentences(shown: Mapping[str, Row]) -> list[str]:
         ]
         for name, row in shown.items()
     }
-    said = [f"{name}: {', '.join(texts)}" for name, texts in briefs.items() if texts]
-    return [f"{'; '.join(said)}."] if said else []
+    clauses = [f"{name}: {', '.join(texts)}" for name, texts in briefs.items() if texts]
+    return [f"{'; '.join(clauses)}."] if clauses else []
 
 
 def latencies(run: Run) -> Iterable[Finding]:
@@ -184,30 +187,31 @@ _TONES: Sequence[Tone] = ("bad", "warning", "good", "quiet", "")
 def find_conclusion(runs: Sequence[Run]) -> list[Finding]:
     """Return the conclusion in order: state of the runs, settings, stragglers, network speed, warnings."""
     kinds = (_state, _settings, _slow, bandwidths, pairs, latencies)
-    found = [[(run, finding) for run in runs for finding in kind(run)] for kind in kinds]
+    findings_by_kind = [[(run, finding) for run in runs for finding in kind(run)] for kind in kinds]
     warnings = list(_warnings(runs))
-    if not any(found) and not warnings:
+    if not any(findings_by_kind) and not warnings:
         return [Finding(label="Result", texts=["Nothing has been measured yet."], is_lead=True)]
     if len(runs) == 1:
-        return [*(finding for of_kind in found for _, finding in of_kind), *warnings]
-    return [*_conditions(runs), *(_together(of_kind) for of_kind in found if of_kind), *warnings]
+        return [*(finding for of_kind in findings_by_kind for _, finding in of_kind), *warnings]
+    return [*_conditions(runs), *(_together(of_kind) for of_kind in findings_by_kind if of_kind), *warnings]
 
 
-def _together(found: Sequence[tuple[Run, Finding]]) -> Finding:
+def _together(findings: Sequence[tuple[Run, Finding]]) -> Finding:
     """Merge the findings of one kind over several runs; a detail that only some runs have names them."""
-    tones = {finding.tone for _, finding in found}
-    said: dict[str, list[str]] = {}
-    for run, finding in found:
+    tones = {finding.tone for _, finding in findings}
+    runs_by_detail: dict[str, list[str]] = {}
+    for run, finding in findings:
         for detail in finding.details:
-            said.setdefault(detail, []).append(run.name)
+            runs_by_detail.setdefault(detail, []).append(run.name)
     return Finding(
-        label=found[0][1].label,
-        texts=[f"{run.name}: {'; '.join(finding.texts).replace('.; ', '. ')}" for run, finding in found],
+        label=findings[0][1].label,
+        texts=[f"{run.name}: {'; '.join(finding.texts).replace('.; ', '. ')}" for run, finding in findings],
         details=[
-            detail if len(names) == len(found) else f"{', '.join(names)}: {detail}" for detail, names in said.items()
+            detail if len(names) == len(findings) else f"{', '.join(names)}: {detail}"
+            for detail, names in runs_by_detail.items()
         ],
         tone=next(tone for tone in _TONES if tone in tones),
-        more=next((finding.more for _, finding in found if finding.more), None),
+        more=next((finding.more for _, finding in findings if finding.more), None),
     )
 
 
@@ -215,8 +219,8 @@ def _conditions(runs: Sequence[Run]) -> Iterable[Finding]:
     """Warn if the runs were measured under different conditions."""
     if names := list(differing([run.info.get("environment") or {} for run in runs])):
         more = ("runs", "What each of them states")
-        said = f"Unlike in {', '.join(names)}: these conditions can explain differences between the runs."
-        yield Finding(label="Conditions", texts=[said], tone="warning", more=more)
+        sentence = f"Unlike in {', '.join(names)}: these conditions can explain differences between the runs."
+        yield Finding(label="Conditions", texts=[sentence], tone="warning", more=more)
 
 
 def _state(run: Run) -> Iterable[Finding]:
@@ -231,24 +235,24 @@ def _settings(run: Run) -> Iterable[Finding]:
     if sentence := undecided(run):
         yield Finding(label="DDP settings", texts=[sentence], tone="warning", is_lead=True)
         return
-    found = run.recommendation
+    advice = run.recommendation
     yield Finding(
         label="DDP settings",
-        texts=[headline(found)],
-        details=[text for text in _details(found) if text],
-        tone="bad" if not found.has_baseline else "good" if found.verdict == "change" else "",
+        texts=[headline(advice)],
+        details=[text for text in _details(advice) if text],
+        tone="bad" if not advice.has_baseline else "good" if advice.verdict == "change" else "",
         is_lead=True,
         more=("training", "What to paste, what it costs, and all that was tried"),
     )
 
 
-def _details(found: Recommendation) -> list[str]:
-    return [*safe_sentences(found), found.reason, _cost_of(found), found.surer, warnings_sentence(found)]
+def _details(advice: Recommendation) -> list[str]:
+    return [*safe_sentences(advice), advice.reason, _cost_of(advice), advice.surer, warnings_sentence(advice)]
 
 
-def _cost_of(found: Recommendation) -> str:
+def _cost_of(advice: Recommendation) -> str:
     """The effect of a recommended change on learning."""
-    return learning_cost(found) if found.verdict == "change" else ""
+    return learning_cost(advice) if advice.verdict == "change" else ""
 
 
 def _slow(run: Run) -> Iterable[Finding]:
@@ -289,7 +293,7 @@ class _Warning(NamedTuple):
     """The section with all warnings about these rows and their remedies."""
     rows: str
     """The number of rows and what they are, as text."""
-    seen: str
+    observation: str
     """What was observed, as the predicate of a sentence."""
     has_remedy: bool
     """Whether there is a remedy."""
@@ -297,20 +301,24 @@ class _Warning(NamedTuple):
 
 def _warnings(runs: Sequence[Run]) -> Iterable[Finding]:
     """The most severe warnings about each run, and the number of further ones."""
-    found = [(run, _warnings_about(run)) for run in runs]
-    hidden = [warning for _, warnings in found for warning in warnings[MOST_WARNINGS:]]
-    first = next((warning for _, warnings in found for warning in warnings), None)
+    judged = [(run, _warnings_about(run)) for run in runs]
+    hidden = [warning for _, warnings in judged for warning in warnings[MOST_WARNINGS:]]
+    first = next((warning for _, warnings in judged for warning in warnings), None)
     if first:
-        shown = [(run, [_said(warning) for warning in warnings[:MOST_WARNINGS]]) for run, warnings in found if warnings]
+        shown = [
+            (run, [_warning_sentence(warning) for warning in warnings[:MOST_WARNINGS]])
+            for run, warnings in judged
+            if warnings
+        ]
         texts = [f"{run.name}: {' '.join(texts)}" for run, texts in shown] if len(runs) > 1 else shown[0][1]
         rest = [f"{counted(len(hidden), 'more warning')}"] if hidden else []
-        rest += ["what to try"] if any(warning.has_remedy for _, warnings in found for warning in warnings) else []
+        rest += ["what to try"] if any(warning.has_remedy for _, warnings in judged for warning in warnings) else []
         more = ((hidden or [first])[0].section, _sentence(" and ".join(rest))) if rest else None
         yield Finding(label="Warnings", texts=texts, tone="warning", more=more)
 
 
-def _said(warning: _Warning) -> str:
-    return _sentence(f"{warning.rows} {warning.seen}.")
+def _warning_sentence(warning: _Warning) -> str:
+    return _sentence(f"{warning.rows} {warning.observation}.")
 
 
 def _warnings_about(run: Run) -> list[_Warning]:
@@ -332,8 +340,8 @@ def _warnings_about(run: Run) -> list[_Warning]:
     ]
     alike: dict[str, _Warning] = {}
     for warning in sorted(warnings, key=lambda warning: warning.gravity):
-        known = alike.get(warning.seen)
-        alike[warning.seen] = known._replace(rows=f"{known.rows} and {warning.rows}") if known else warning
+        earlier = alike.get(warning.observation)
+        alike[warning.observation] = earlier._replace(rows=f"{earlier.rows} and {warning.rows}") if earlier else warning
     return list(alike.values())
 
 
@@ -354,8 +362,9 @@ def _grave(run: Run, section: str, rows: Sequence[Flagged], things: Things) -> l
     least = {"high": 0.0, "medium": len(rows) / 2, "low": math.inf}
     chosen = {name: flag.priority for name, flag in FLAGS.items() if counts[name] > least[flag.severity]}
     kept = [_with_flags(row, chosen.__contains__) for row in rows]
-    found = warned(kept, run.info, things=things)
-    gravity = [*[-1] * (len(found) - len(chosen)), *chosen.values()]
+    warnings = warned(kept, run.info, things=things)
+    gravity = [*[-1] * (len(warnings) - len(chosen)), *chosen.values()]
     return [
-        _Warning(rank, section, one.rows, one.seen, bool(one.remedy)) for rank, one in zip(gravity, found, strict=True)
+        _Warning(rank, section, warning.rows, warning.observation, bool(warning.remedy))
+        for rank, warning in zip(gravity, warnings, strict=True)
     ]

@@ -76,16 +76,16 @@ def _network(run: Run) -> str:
     transports = sorted({record.transport for record in run.records if record.transport})
     links = {link_of(run.info, transport) for transport in transports or [""]}
     rates = {str(link): link.rate_bps for link in links if link.rate_bps is not None}
-    known = sorted(rates, key=lambda name: (rates[name], name))
+    links_by_rate = sorted(rates, key=lambda name: (rates[name], name))
     crossed = f"by {', '.join(transports[:MOST_NAMED])}{', …' if len(transports) > MOST_NAMED else ''}"
-    return ", ".join([*known, *([crossed] if transports else [])])
+    return ", ".join([*links_by_rate, *([crossed] if transports else [])])
 
 
 def _software(environment: Any) -> str:  # noqa: ANN401 - JSON
     versions = environment.get("versions") or {}
-    found = [f"{name} {versions[name]}" for name in ("commbench", "torch") if name in versions]
-    found += [str(environment[name]) for name in ("mpi_library", "nccl_library") if environment.get(name)]
-    return ", ".join([*found, *([f"Python {versions['python']}"] if "python" in versions else [])])
+    parts = [f"{name} {versions[name]}" for name in ("commbench", "torch") if name in versions]
+    parts += [str(environment[name]) for name in ("mpi_library", "nccl_library") if environment.get(name)]
+    return ", ".join([*parts, *([f"Python {versions['python']}"] if "python" in versions else [])])
 
 
 def _sampling(run: Run) -> str:
@@ -149,8 +149,8 @@ def _entry(name: str) -> Column[Run]:
 
 def differences_table(runs: Sequence[Run]) -> Table | None:
     """The conditions in which runs differ, a column for each run; None if they differ in nothing that they state."""
-    found = differing([run.info.get("environment") or {} for run in runs])
-    lines = [[name, *("not stated" if text is None else text for text in texts)] for name, texts in found.items()]
+    differences = differing([run.info.get("environment") or {} for run in runs])
+    lines = [[name, *("not stated" if text is None else text for text in texts)] for name, texts in differences.items()]
     if not lines:
         return None
     return plain_table(["condition", *(run.name for run in runs)], lines, title="Conditions that differ")
@@ -172,8 +172,11 @@ def condition_tables(runs: Sequence[Run]) -> list[Table]:
             tables.append(plain_table(["fact", "value"], shared.items(), title=f"{of_run}{title}"))
         if several:
             tables.append(_varied(f"{of_run}Where the hosts differ", hosts, set(shared)))
-        known = {"Versions": environment.get("versions"), "Variables that matter": environment.get("variables")}
-        for title, texts in known.items():
+        texts_by_title = {
+            "Versions": environment.get("versions"),
+            "Variables that matter": environment.get("variables"),
+        }
+        for title, texts in texts_by_title.items():
             lines = [(name, str(text)) for name, text in (texts or {}).items()]
             if lines:
                 tables.append(plain_table(["name", "value"], lines, title=f"{of_run}{title}"))
@@ -207,8 +210,8 @@ def _words(value: Any) -> str:  # noqa: ANN401 - JSON
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        told = (_fact(str(name), each) for name, each in value.items() if each is not None)
-        return ", ".join(f"{name} {text}" for name, text in told)
+        facts = (_fact(str(name), each) for name, each in value.items() if each is not None)
+        return ", ".join(f"{name} {text}" for name, text in facts)
     if isinstance(value, list):
         return "; ".join(map(_words, value)) or "none"
     return str(value)
@@ -250,8 +253,8 @@ _SPENT = {"took": "seconds", "starting": "startup_s", "measuring": "measuring_s"
 
 def _seconds(heading: str, name: str) -> Column[Launch]:
     def value(launch: Launch) -> float | None:
-        found = launch.get(name)
-        return float(found) if isinstance(found, int | float) else None
+        seconds = launch.get(name)
+        return float(seconds) if isinstance(seconds, int | float) else None
 
     return number(heading, value, unit="s")
 
@@ -288,9 +291,9 @@ def _unmeasured(run: Run) -> Iterable[tuple[str, Flagged]]:
 def _listed(whats: Iterable[str]) -> str:
     """Join distinct texts; many are cut with a count."""
     most = 6
-    known = list(dict.fromkeys(whats))
-    more = [f"and {len(known) - most} more"] if len(known) > most else []
-    return "; ".join(known[:most] + more)
+    distinct = list(dict.fromkeys(whats))
+    more = [f"and {len(distinct) - most} more"] if len(distinct) > most else []
+    return "; ".join(distinct[:most] + more)
 
 
 def failed_ranks(run: Run) -> list[str]:
@@ -354,14 +357,14 @@ _LAB = {"hosts": "--hosts", "rate": "--rate", "racks": "--racks", "uplink": "--u
 
 def commands(runs: Sequence[Run]) -> list[Code]:
     """The command of each run that states its own, ready to paste."""
-    found = []
+    codes = []
     for run in runs:
         if run.info.get("argv"):
             verb = "import" if run.info.get("imported") else "measure"
             whose = f" {run.name}" if len(runs) > 1 else " it"
             each = ", by each rank under your launcher" if run.info.get("launcher") in _OWN_LAUNCHERS else ""
-            found.append(Code(title=f"To {verb}{whose} again{each}", text=shlex.join(words_of(run.info))))
-    return found
+            codes.append(Code(title=f"To {verb}{whose} again{each}", text=shlex.join(words_of(run.info))))
+    return codes
 
 
 def words_of(info: RunInfo) -> list[str]:
@@ -381,14 +384,14 @@ def words_of(info: RunInfo) -> list[str]:
 
 def _into_another(words: Sequence[str]) -> list[str]:
     """Replace the run's directory in the command by another one."""
-    found: list[str] = []
+    command: list[str] = []
     for word in words:
         name, is_joined, value = word.partition("=")
-        if found and found[-1] == "--out":
-            found.append(_another(word))
+        if command and command[-1] == "--out":
+            command.append(_another(word))
         else:
-            found.append(f"{name}={_another(value)}" if name == "--out" and is_joined else word)
-    return found
+            command.append(f"{name}={_another(value)}" if name == "--out" and is_joined else word)
+    return command
 
 
 def _another(directory: str) -> str:

@@ -97,13 +97,13 @@ def _some(*tables: Table | None) -> list[Table]:
 def _compared(runs: Sequence[Run]) -> Section:
     """The runs of the page, and the conditions in which they differ."""
     differences = conditions.differences_table(runs)
-    said = "All conditions that the runs state are alike."
+    sentence = "All conditions that the runs state are alike."
     if differences is not None:
-        said = "The runs were taken under unlike conditions: these can explain a difference between them."
+        sentence = "The runs were taken under unlike conditions: these can explain a difference between them."
     return Section(
         name="runs",
         title="The runs and their conditions",
-        sentences=[said],
+        sentences=[sentence],
         tables=_some(conditions.runs_table(runs), differences),
     )
 
@@ -168,11 +168,11 @@ def _verdict(run: Run) -> list[str]:
 
 def _snippets(runs: Sequence[Run]) -> list[Code]:
     """What to paste, of each run with a recommendation."""
-    found = [(run, run.recommendation) for run in runs if run.recommendation and not undecided(run)]
+    recommendations = [(run, run.recommendation) for run in runs if run.recommendation and not undecided(run)]
     of_run = ", by {}" if len(runs) > 1 else ""
     return [
         Code(title=f"{title.rstrip(':') or 'To paste'}{of_run.format(run.name)}", text=text.rstrip())
-        for run, recommendation in found
+        for run, recommendation in recommendations
         for title, text in snippets(recommendation)
         if text and recommendation.has_baseline
     ]
