@@ -48,11 +48,9 @@ def bandwidths(run: Run) -> Iterable[Finding]:
         return
     named_cases = {backend: _best_of(rows) for backend, rows in cases.items()}
     named = "{} " if len({_what(row) for row in best.values()}) > 1 else ""
-    judged_by = (
-        next(iter(named_cases.values()))
-        if alike
-        else "; ".join(f"{name}: {text}" for name, text in named_cases.items())
-    )
+    judged_by = next(iter(named_cases.values()))
+    if len(set(named_cases.values())) > 1:
+        judged_by = "; ".join(f"{name}: {text}" for name, text in named_cases.items())
     yield Finding(
         label="Bandwidth",
         texts=_lines(run, [f"{backend} {named.format(_what(row))}{_rate(run, row)}" for backend, row in best.items()]),
@@ -305,12 +303,12 @@ def _warnings(runs: Sequence[Run]) -> Iterable[Finding]:
     hidden = [warning for _, warnings in judged for warning in warnings[MOST_WARNINGS:]]
     first = next((warning for _, warnings in judged for warning in warnings), None)
     if first:
-        shown = [
-            (run, [_warning_sentence(warning) for warning in warnings[:MOST_WARNINGS]])
-            for run, warnings in judged
-            if warnings
-        ]
-        texts = [f"{run.name}: {' '.join(texts)}" for run, texts in shown] if len(runs) > 1 else shown[0][1]
+        shown = {
+            run.name: list(map(_warning_sentence, warnings[:MOST_WARNINGS])) for run, warnings in judged if warnings
+        }
+        texts = next(iter(shown.values()))
+        if len(runs) > 1:
+            texts = [f"{name}: {' '.join(sentences)}" for name, sentences in shown.items()]
         rest = [f"{counted(len(hidden), 'more warning')}"] if hidden else []
         rest += ["what to try"] if any(warning.has_remedy for _, warnings in judged for warning in warnings) else []
         more = ((hidden or [first])[0].section, _sentence(" and ".join(rest))) if rest else None
