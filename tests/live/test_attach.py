@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import RANK_PREFIXES
@@ -236,3 +237,15 @@ def test_a_tuning_that_cannot_begin_is_a_clause(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(VARIABLE, "{}")
     reason = attach.take(object.__new__(attach.DistributedDataParallel))
     assert f"tuning could not begin (InputError: {VARIABLE} holds '{{}}'" in reason
+
+
+def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave a model alone whose DDP cannot be made without communication, and name the version that can."""
+    torch = pytest.importorskip("torch")
+    switching = pytest.importorskip("commbench.live.switching")
+    model = SimpleNamespace(
+        module=torch.nn.Linear(1, 1), _join_config=SimpleNamespace(enable=False), _get_ddp_logging_data=dict
+    )
+    monkeypatch.setattr(switching.DistributedDataParallel, "__init__", lambda _self, _module: None)
+    reason = f"torch {torch.__version__} is too old for it: update to 2.7 or newer"
+    assert reason == switching.why_untunable(model)
