@@ -4,8 +4,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from commbench.results.info import RunInfo
+from commbench.results.info import RunInfo, is_live
 from commbench.system.host import Host
+from commbench.system.software import MPI_WHEELS
 
 QUIET_LOAD_PER_CPU = 0.1  # one rank in ten notices it if a tenth of the CPUs is busy
 QUIET_LOAD = 0.5  # lower loads are short-lived work of any idle system
@@ -69,6 +70,9 @@ def advise_run(info: RunInfo) -> list[str]:
         info: the content of ``run.json``.
     """
     environment = info.get("environment") or {}
+    unused = MPI_WHEELS if is_live(info) else ()  # an MPI that is installed need not have started the training
+    stated = (environment.get("versions") or {}).items()
+    versions = {name: version for name, version in stated if version and name not in unused}
     warnings_by_remedy: dict[str, str] = {}  # the numbers of a warning differ from host to host
     for host in environment.get("hosts", []):
         conditions = Conditions(
@@ -76,7 +80,7 @@ def advise_run(info: RunInfo) -> list[str]:
             ranks=info.get("ranks_per_node"),
             mpi_init_s=info.get("mpi_init_s"),
             mpi_library=environment.get("mpi_library"),
-            versions={name: version for name, version in (environment.get("versions") or {}).items() if version},
+            versions=versions,
             variables=environment.get("variables"),
         )
         for advice in advise(conditions):

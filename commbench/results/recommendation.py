@@ -288,7 +288,7 @@ def safe_sentences(found: Recommendation) -> list[str]:
         return []
     if setting_of(safe) == setting_of(found.baseline):
         return [f"No setting that leaves learning as it is was faster than {found.baseline_name}."]
-    clauses = {"change": "", "keep": ", no gain that matters", "inconclusive": ", which is not sure yet"}
+    clauses = {"change": "", "keep": ", no more than 2 %", "inconclusive": " (inconclusive)"}
     gain = safe.gain_over(found.baseline_name)
     return [f"Of those that leave learning as it is the fastest is {safe.name}, {gain}{clauses[safe.verdict]}."]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from commbench.report.advice import RULES, Conditions, advise
+from commbench.report.advice import RULES, Conditions, advise, advise_run
 from commbench.system.host import collect_host
 
 ACTIVE = {"device": "mlx5_0", "port": "1", "state": "4: ACTIVE", "rate": "400 Gb/sec", "link_layer": "InfiniBand"}
@@ -139,3 +139,11 @@ def test_every_rule_accepts_a_host_as_collected() -> None:
     """Judge this machine without an error, whatever it is."""
     conditions = Conditions(host=collect_host(), ranks=2, transport="tcp", mpi_init_s=1.0, versions={}, variables={})
     assert len(advise(conditions)) <= len(RULES)
+
+
+def test_a_live_tuning_has_no_advice_on_mpi() -> None:
+    """Leave out how to start MPI as root where torchrun may have started the training."""
+    info: Any = {"environment": {"hosts": [_good(superuser=True)], "versions": {"openmpi": "5"}, "variables": {}}}
+    (advice,) = advise_run(info)
+    assert "OMPI_ALLOW_RUN_AS_ROOT" in advice
+    assert [] == advise_run({**info, "plan": {"live": True}})
