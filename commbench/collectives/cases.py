@@ -1,4 +1,4 @@
-"""What is measured: a `Case` is one point, a `Sweep` the product of axes that yields cases."""
+"""Cases: a `Case` is one measured point, a `Sweep` the product of axes that yields cases."""
 
 from __future__ import annotations
 

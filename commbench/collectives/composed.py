@@ -255,7 +255,7 @@ def _hierarchical(plain: Operation, _: int) -> Operation:
 
 
 def _short_window(plain: Operation, _: int) -> Operation:
-    """In a matrix a pair's steady bandwidth shows after a few MiB, and there are many pairs."""
+    """Return the operation with a shorter window: a few MiB show a pair's bandwidth, and pairs are many."""
     return replace(plain, window_bytes=MATRIX_WINDOW_BYTES)
 
 

@@ -42,9 +42,9 @@ class DataType:
     epsilon: float = 0.0
     """Distance from 1 to the next value; 0 for whole numbers."""
     nccl_name: str
-    """What nccl-tests calls it."""
+    """Its name in nccl-tests."""
     mpi_name: str = ""
-    """What OSU's and Intel's benchmarks call it; empty if they do not have it."""
+    """Its name in OSU's and Intel's benchmarks; empty if they lack it."""
 
     def encode(self, values: Values) -> Raw:
         """Raw memory, shape of ``values``, for values that are exact in this type."""

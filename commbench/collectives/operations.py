@@ -166,7 +166,7 @@ Kind = Literal["collective", "pair", "ring"]
 
 @dataclass(frozen=True, kw_only=True)
 class ToolNames:
-    """How other benchmarks name an operation; empty if they do not measure it, or not in the same way."""
+    """Names of an operation in other benchmarks; empty if they do not measure it, or not in the same way."""
 
     nccl_tests: str = ""
     """The program of nccl-tests, if it is not the operation's name followed by ``_perf``."""
@@ -245,7 +245,7 @@ class Operation:
     compares_ranks: bool = False
     """Whether its times show stragglers: every rank sends and receives the same, so all should take equally long."""
     quantity: Literal["both", "time", "bandwidth"] = "both"
-    """What tables and figures show of it."""
+    """The quantity that tables and figures show."""
 
     @property
     def is_round_trip(self) -> bool:

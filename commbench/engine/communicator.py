@@ -177,11 +177,11 @@ class HostBuffer:
 
     @property
     def address(self) -> int:
-        """Where the first element is."""
+        """Address of the first element."""
         return int(self.memory.ctypes.data)
 
     def shares_memory(self, other: HostBuffer) -> bool:
-        """Whether the two overlap: the operation is in place."""
+        """Return whether the buffers overlap: the operation is in place."""
         return bool(np.may_share_memory(self.memory, other.memory))
 
 

@@ -230,8 +230,9 @@ class Record:
     energy_J: float | None = None  # noqa: N815 - a unit
     """Of one operation on all hosts, including waiting; None if not measured."""
     energy_of: str = ""
-    """What ``energy_J`` counts: ``cpu`` (processors and their memory), ``gpu`` or ``cpu+gpu``; empty without it, and in
-    older files."""
+    """Devices that ``energy_J`` counts: ``cpu`` (processors and their memory), ``gpu`` or ``cpu+gpu``; empty without
+    energy and in older files.
+    """
     clocks: Clocks | None = None
     """Of backends on GPUs, if NVML reports them."""
     flags: Sequence[str] = ()

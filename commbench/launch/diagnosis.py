@@ -32,7 +32,7 @@ Processes = Mapping[int, tuple[str, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What has ended a launch, as far as the evidence shows."""
+    """The cause of a launch's end, as far as the evidence shows."""
 
     rank: int | None
     """The failed rank, of several the first; None if the evidence names none."""
@@ -40,9 +40,9 @@ class Diagnosis:
     """E.g. ``rank 1 on host n1 is stopped``."""
     host: str = ""
     state: str = ""
-    """What is wrong with the rank: ``is stopped``, ``was killed by signal 9 (killed)``, ``raised ...``."""
+    """State of the rank: ``is stopped``, ``was killed by signal 9 (killed)``, ``raised ...``."""
     is_lost: bool = False
-    """Whether the host is out of reach, so that ranks would not come together again."""
+    """Whether the host is unreachable, so that new ranks could not start there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class FailedRank:
     """None if no rank can be named as the cause."""
     host: str
     pid: int | None
-    """As its own host numbers it."""
+    """Process number on its own host."""
     case: str
     """Empty before the first."""
     state: str
@@ -88,7 +88,7 @@ class FailedRank:
 
     @property
     def waiting(self) -> str:
-        """What the others were doing, as a sentence without its full stop; empty if unknown."""
+        """Return the activity of the other ranks, as a sentence without its full stop; empty if unknown."""
         text = "; ".join(map(str, self.others))
         return text[:1].upper() + text[1:]
 
@@ -359,7 +359,7 @@ def find_crash_report(lines: Sequence[str]) -> list[str]:
 
 
 class Evidence:
-    """What ranks have reported of their errors and of where they are."""
+    """The errors and stacks that ranks have reported."""
 
     def __init__(self) -> None:
         self.errors: list[RankError] = []

@@ -42,7 +42,7 @@ class Session(TypedDict, total=False):
     clock: JsonMapping
     """Facts of the ranks' clocks; absent in training."""
     fast_selection: str | None
-    """What hook topk selects by, in training."""
+    """Implementation of the selection in hook topk, in training."""
     training: bool
 
 
@@ -58,7 +58,7 @@ class CaseStarted:
     """A planned case begins; a training case begins with each of its blocks."""
 
     index: int
-    """Of the case in the plan."""
+    """Index of the case in the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class RankError:
     is_bad_input: bool = False
     """Whether the request cannot be carried out; else something went wrong."""
     stack: Sequence[str] = field(default_factory=list)
-    """Where it was raised, as `Stack.stack`."""
+    """Stack of the error, as `Stack.stack`."""
 
     @property
     def text(self) -> str:
@@ -120,12 +120,12 @@ class RankError:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Where a thread of a rank is: reported on request, and before the rank is ended."""
+    """The stack of a thread of a rank, reported on request and before the rank is ended."""
 
     rank: int
     host: str
     thread: str
-    """Its name; the main thread's is `MAIN`."""
+    """Name of the thread; the main thread's is `MAIN`."""
     stack: Sequence[str]
     """Frames as ``path:line in function``, the innermost first; the outer ones of a deep stack are left out."""
     inside: bool = False

@@ -108,7 +108,7 @@ HELPERS = frozenset({"heartbeat", "conductor"})
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a rank may make no progress, and what happens then."""
+    """The time that a rank may make no progress, and the reaction to more."""
 
     timeout_s: float | None = None
     """Time without progress after which ``on_stall`` is called, once; None: any. A rank that is still alive

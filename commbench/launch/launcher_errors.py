@@ -1,4 +1,4 @@
-"""What launchers write when a rank dies or cannot be started: the exit of a rank, and a sentence with the remedy."""
+"""Launchers' messages when a rank dies or cannot start: the exit of a rank, and a sentence with the remedy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIGTERM = 15
 
 @dataclass(frozen=True, kw_only=True)
 class RankExit:
-    """How a rank left, as the launcher reports it."""
+    """The exit of a rank, as the launcher reports it."""
 
     rank: int | None
     code: int
@@ -46,7 +46,7 @@ class RankExit:
 
 @dataclass(frozen=True, kw_only=True)
 class LostPeer:
-    """What Open MPI says of a rank to which others lost their connection."""
+    """A rank to which others lost their connection, as Open MPI reports it."""
 
     host: str
     """Empty if unknown."""
@@ -66,14 +66,14 @@ def find_exit(text: str, processes: Mapping[int, tuple[str, int]]) -> RankExit |
         text: all that was written, its white space reduced.
         processes: host and process number of each rank, for launchers that name these only.
     """
-    if found := _OPENMPI_SIGNAL.search(text):
-        return RankExit(rank=int(found[1]), host=found[2], code=-int(found[3]))
+    if match := _OPENMPI_SIGNAL.search(text):
+        return RankExit(rank=int(match[1]), host=match[2], code=-int(match[3]))
     if failures := [RankExit(rank=int(rank), code=int(code)) for rank, code in _TORCHRUN.findall(text)]:
         return _choose_torchrun(failures[-1], failures[:-1])
-    if found := _OPENMPI_EXIT.search(text):
-        return RankExit(rank=int(found[1]), code=int(found[2]))
-    if found := _OPENMPI_ABORT.search(text):
-        return RankExit(rank=int(found[1]), code=1)
+    if match := _OPENMPI_EXIT.search(text):
+        return RankExit(rank=int(match[1]), code=int(match[2]))
+    if match := _OPENMPI_ABORT.search(text):
+        return RankExit(rank=int(match[1]), code=1)
     if tasks := _SRUN.findall(text):
         return _choose_srun(tasks)
     return _find_hydra(text, processes)
@@ -81,22 +81,22 @@ def find_exit(text: str, processes: Mapping[int, tuple[str, int]]) -> RankExit |
 
 def find_lost_daemon(text: str) -> str:
     """Return the host whose daemon mpirun has lost; empty if none."""
-    found = _OPENMPI_LOST.search(text)
-    return found[1] if found else ""
+    match = _OPENMPI_LOST.search(text)
+    return match[1] if match else ""
 
 
 def find_lost_peer(text: str) -> LostPeer | None:
     """Return what Open MPI says of a rank that others lost; None if it says nothing."""
-    found = _OPENMPI_PEER.search(text)
+    match = _OPENMPI_PEER.search(text)
     victims = frozenset(int(rank) for rank in _OPENMPI_VICTIM.findall(text))
-    return LostPeer(host=found[1] if found else "", victims=victims) if found or victims else None
+    return LostPeer(host=match[1] if match else "", victims=victims) if match or victims else None
 
 
 def _find_hydra(text: str, processes: Mapping[int, tuple[str, int]]) -> RankExit | None:
-    found = _MPICH.search(text)
-    if not found:
+    match = _MPICH.search(text)
+    if not match:
         return None
-    return RankExit(rank=_rank_of(int(found[1]), found[2], processes), host=found[2], code=-int(found[3]))
+    return RankExit(rank=_rank_of(int(match[1]), match[2], processes), host=match[2], code=-int(match[3]))
 
 
 def _rank_of(pid: int, host: str, processes: Mapping[int, tuple[str, int]]) -> int | None:
@@ -202,8 +202,8 @@ def explain(lines: Sequence[str]) -> str:
     """Return what keeps ranks from starting, as a clause of a sentence; empty if no known error was written."""
     text = " ".join(" ".join(lines).split())
     for pattern, sentence in _REMEDIES:
-        if found := pattern.search(text):
-            return sentence.format_map(found.groupdict())
+        if match := pattern.search(text):
+            return sentence.format_map(match.groupdict())
     return ""
 
 

@@ -46,14 +46,14 @@ DONE_CODE, PARTIAL_CODE, WRONG_CODE, SIGNAL_CODE = 0, 3, 4, 128
 
 
 class Ledger:
-    """What one invocation adds to a run.
+    """The additions of one invocation to a run.
 
     Args:
         store: the run.
-        display: hears what happens.
-        launcher: name of what starts the ranks.
+        display: hears events.
+        launcher: name of the launcher.
         fail_fast: whether the first failure ends the run.
-        status: of the run while a launch goes on; it remains if the invocation is killed.
+        status: of the run while a launch is in progress; it remains if the invocation is killed.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Ledger:
         self.store = store
         self.display = display
         self.failed: dict[str, str] = {}
-        """By case key, why a case failed: this invocation measures it no more."""
+        """Failed cases by key with the reason; this invocation does not measure them again."""
         self.failures_in_a_row = 0
         """Failed launches since the last result."""
         self.lock = threading.RLock()
@@ -215,7 +215,7 @@ class LaunchLedger:
         self._begun = begun
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._startup_s: float | None = None
-        """How long the ranks took to come together; None before that."""
+        """Seconds until all ranks had come together; None before that."""
         self._measuring_s = 0.0
         self._current: AnyCase | None = None
         self._total = total

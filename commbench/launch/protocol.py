@@ -1,9 +1,9 @@
-"""How events travel from ranks to the conductor: one line each, on rank 0's stdout or on each rank's stderr.
+"""The protocol of events from ranks to the conductor: one line each, on rank 0's stdout or on each rank's stderr.
 
-A line is ``@commbench NAME {fields as JSON}``. Rank 0 writes what it measured to a private copy of stdout, so that no
+A line is ``@commbench NAME {fields as JSON}``. Rank 0 writes measurements to a private copy of stdout, so that no
 library can write between these lines. All ranks write short lines to stderr, which the launcher forwards from all
-hosts. Foreign and torn lines are returned as they are and never an error. The other way, rank 0's stdin carries the
-plan and then, if the run is to end early, `FINISH`.
+hosts. Foreign and incomplete lines are passed through and never an error. In the other direction, rank 0's stdin
+carries the plan and then, if the run is to end early, `FINISH`.
 """
 
 from __future__ import annotations

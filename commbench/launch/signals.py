@@ -103,7 +103,7 @@ class SignalFeed:
         return [signal.Signals(number) for number in numbers if number in self._numbers]
 
     def _forget(self) -> None:
-        """In a forked child, take signals no longer: they are not this process's."""
+        """Stop handling signals in a forked child: they belong to the parent."""
         signal.set_wakeup_fd(-1)
         for number in self._numbers:
             signal.signal(number, signal.SIG_DFL)

@@ -139,7 +139,7 @@ class _Standalone:
         self.ledger: Ledger | None = None
         self.launch: OwnLaunch | None = None
         self.next_step = ""
-        """What further invocations have to measure before the run is complete."""
+        """Remaining work of further invocations, in words."""
         self.has_trained = False
         """Whether this invocation has trained for a stage on which further stages depend."""
         self.code = DONE_CODE

@@ -43,13 +43,13 @@ from commbench.results.record_types import AnyCase
 
 #: The program of a rank, without the command line.
 PROGRAM = ("-m", "commbench.launch.rank")
-#: How often the watchdog looks.
+#: Interval of the watchdog's checks, in seconds.
 LOOK_S = 0.25
-#: How long a launch may go on after a rank has reported why it ends.
+#: Seconds that a launch may continue after a rank reported an error.
 DOOMED_S = 10.0
-#: How long a rank's interpreter has to print its stacks.
+#: Seconds for a rank's interpreter to print its stacks.
 PRINTING_S = 0.5
-#: How many lines of stderr are kept for the user to read after a failure.
+#: Lines of stderr kept for the user after a failure.
 KEPT_LINES = 200
 
 
@@ -83,9 +83,9 @@ class Supervisor:
         self._current: int | None = None
         """Index of the case that has begun and not finished."""
         self.stderr: deque[str] = deque(maxlen=KEPT_LINES)
-        """What was written beside events."""
+        """Output beside events."""
         self.stack_lines: list[str] = []
-        """Where the ranks of a failed launch were, as text."""
+        """Stacks of the ranks of a failed launch, as text."""
 
     def run(self) -> Ending:
         """Start the launch; return how it ended once nothing of it is left."""

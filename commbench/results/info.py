@@ -1,4 +1,4 @@
-"""What ``run.json`` holds, as far as reading a run uses it: the types that its entries must have."""
+"""The entries of ``run.json`` and their types, as far as reading a run uses them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Output(TypedDict):
 
 
 class Energy(TypedDict):
-    """What was counted of the energy, and why not more; see `commbench.engine.energy.RunMeter.facts`."""
+    """The counted kinds of energy, and why others are missing; see `commbench.engine.energy.RunMeter.facts`."""
 
     counted: Sequence[str]
     missing: Mapping[str, str]

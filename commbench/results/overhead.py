@@ -1,4 +1,4 @@
-"""What a framework adds to a library: the same operation timed both ways, side by side."""
+"""Overhead of a framework over a library: the same operation timed through both, side by side."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from commbench.collectives.backends import BACKENDS
 from commbench.engine.records import Row, column
 
-#: A backend that calls a library through a framework, and the one that calls the same library itself.
+#: By backend that calls a library through a framework: the backend that calls the same library directly.
 PATHS = {backend.name: backend.direct for backend in BACKENDS.values() if backend.direct}
-#: What must be alike for two rows to differ by the framework alone.
+#: Columns in which two rows must agree to differ by the framework only.
 ALIKE = (
     *("operation", "pattern", "group", "world_size", "group_size", "ranks_per_gpu", "dtype", "redop", "root"),
     *("in_place", "message_bytes", "cadence", "buffers", "algorithm_requested"),
@@ -34,12 +34,12 @@ class Overhead:
 
     @property
     def share(self) -> float:
-        """What is added, as a share of the library's own time."""
+        """The added time as a share of the library's own time."""
         return self.added_us / self.direct_us
 
 
 def overheads(rows: Iterable[Row]) -> list[Overhead]:
-    """Every case that was timed both ways, in the order of the rows."""
+    """Return every case that was timed both ways, in the order of the rows."""
     timed = [row for row in rows if row.status == "ok" and row.time_us]
     by_case = {(row.backend, _case_of(row)): row for row in timed}
     pairs = ((by_case.get((PATHS[row.backend], _case_of(row))), row) for row in timed if row.backend in PATHS)
@@ -51,7 +51,7 @@ def _case_of(row: Row) -> tuple[object, ...]:
 
 
 def _between(direct: Row, through: Row) -> Overhead:
-    """The interval is of a difference whose parts are each anywhere in theirs: wide rather than narrow."""
+    """Return the difference with a conservative interval: each time may be anywhere in its own interval."""
     return Overhead(
         backend=through.backend,
         operation=through.operation,
@@ -66,5 +66,5 @@ def _between(direct: Row, through: Row) -> Overhead:
     )
 
 
-def _difference(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other
+def _difference(minuend: float | None, subtrahend: float | None) -> float | None:
+    return None if minuend is None or subtrahend is None else minuend - subtrahend

@@ -79,17 +79,17 @@ class Matrix:
 
     case: Case
     records: Sequence[Record]
-    """Of each launch that measured any pair."""
+    """Of each launch with any pair."""
     hosts: Sequence[str]
-    """Of each rank; empty texts where they are not known."""
+    """Host of each rank; empty texts if unknown."""
     source: Integers
     target: Integers
     times_us: Floats
     p95_us: Floats
     repetitions: Integers
-    """Of each pair, all launches together."""
+    """Of each pair, over all launches."""
     wrong: Floats
-    """Of each pair, all launches together; NaN where nothing could be verified."""
+    """Of each pair, over all launches; NaN if nothing could be verified."""
 
     @cached_property
     def time_us(self) -> Floats:
@@ -98,30 +98,30 @@ class Matrix:
 
     @cached_property
     def is_inter(self) -> NDArray[np.bool_]:
-        """Whether a pair lies on two hosts, (pairs,)."""
+        """Whether a pair spans two hosts, (pairs,)."""
         _, host = np.unique(np.asarray(self.hosts), return_inverse=True)
         return np.asarray(host[self.source] != host[self.target])
 
     @cached_property
     def is_sound(self) -> NDArray[np.bool_]:
-        """Whether no wrong data was found, (pairs,)."""
+        """Whether a pair has no wrong data, (pairs,)."""
         return ~(self.wrong > 0)
 
     @cached_property
     def untimed(self) -> int:
-        """Ordered pairs that no launch could time, because none of their repetitions began on time."""
+        """Ordered pairs without a time in any launch, because all their repetitions started late."""
         return len(self.hosts) * (len(self.hosts) - 1) - len(self.source)
 
     def rate_GBps(self, time_us: Any) -> Any:  # noqa: ANN401, N802 - numbers or arrays; a unit
-        """The bandwidth of an operation that takes ``time_us``."""
+        """Return the bandwidth of an operation that takes ``time_us``."""
         return algbw_GBps(OPERATIONS[self.case.operation].messages_at_once * self.case.message_bytes, time_us)
 
     @cached_property
     def ratio_to_typical(self) -> Floats:
         """Each pair's time over that of the median pair of its kind, NaN for wrong data, (pairs,).
 
-        The median pair is one that there is, of an even number the faster of the two in the middle: where half of the
-        pairs are slow, what lies between both halves is the time of none.
+        The median is an observed pair, for an even number the faster of the two middle ones: if half of the pairs are
+        slow, the mean of the two would be the time of no pair.
         """
         ratios = np.full(len(self.source), np.nan)
         for kind in (self.is_inter, ~self.is_inter):
@@ -132,11 +132,11 @@ class Matrix:
 
 
 def matrices(records: Iterable[Record], info: RunInfo) -> list[Matrix]:
-    """The matrices of a run, in the order of operations, sizes and backends.
+    """Return the matrices of a run, in the order of operations, sizes and backends.
 
     Args:
-        records: as ``samples.jsonl`` holds them; of several for one case and launch the last counts.
-        info: as ``run.json`` holds it; ``ranks`` says on which host each rank is.
+        records: of ``samples.jsonl``; of several for one case and launch the last counts.
+        info: contents of ``run.json``; ``ranks`` names each rank's host.
     """
     by_case = records_by_case(record for record in records if record.case.pattern == "matrix")
     with_pairs = ([r for r in of_case if len(r.pairs) and r.status in {"ok", "wrong"}] for of_case in by_case.values())

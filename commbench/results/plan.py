@@ -1,4 +1,4 @@
-"""What a run still has to measure: launches and their cases, the estimated time, and the time limit."""
+"""The remaining work of a run: launches and their cases, the estimated time, and the time limit."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from commbench.units import counted
 
 #: A record with one of these statuses is finished; a case that failed or hung is tried again on resume.
 DONE = frozenset({"ok", "unsupported", "wrong"})
-#: A collective that has failed so many times no longer keeps a launch by hand unfinished.
+#: A collective that failed this often no longer keeps a manual launch unfinished.
 _TRIES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What a run, or one stage of it, measures in every launch: cases of one record type, and how."""
+    """The cases that a run, or one stage of it, measures in every launch, and the settings."""
 
     cases: Sequence[AnyCase]
     ranks: int
     seed: int
     budget: Budget
     case_timeout_s: float = 60.0
-    """A case without progress for so many seconds is hung."""
+    """A case without progress for this long is hung."""
     time_limit_s: float | None = None
     """Wall time of the run up to the end of this stage, in seconds; None: no limit."""
     whole_limit_s: float | None = None
-    """Wall time of all stages, which the ``fewest_launches`` of this one may use up; None: ``time_limit_s``."""
+    """Wall time of all stages, which the ``fewest_launches`` of this stage may use; None: ``time_limit_s``."""
     fixed: Mapping[str, FixedSettings] = field(default_factory=dict)
     """Settings by case key that a run to compare with has fixed; the first launch fixes the others."""
     training: Terms | None = None
-    """How training cases are trained; None for collectives."""
+    """Terms of training cases; None for collectives."""
     name: str = "collectives"
     """The stage's name among ``launches`` in run.json."""
     aim_s: float | None = None
@@ -57,8 +57,9 @@ class RunRequest:
     """Whether later stages depend on all launches of this one: then no launch is added, also under mpirun or torchrun,
     where each invocation makes one launch of each stage."""
     later_slices: float = 0.0
-    """Time slices of later stages whose length this stage fixes, as the first that trains does. Under a time limit its
-    own slices are short enough for these to fit in."""
+    """Time slices of later stages whose length this stage fixes. Under a time limit its own slices are short enough to
+    leave room for them.
+    """
     later_launches: int = 0
     """Launches of these stages."""
     is_optional: bool = False
@@ -113,17 +114,17 @@ class LaunchPlan:
     """Collectives in the order of measuring; training cases in the order of the request, the baseline first."""
     case_timeout_s: float = 60.0
     deadline_s: float | None = None
-    """No case begins later than so many seconds after the ranks came together."""
+    """No case begins later than this many seconds after the ranks came together."""
     training: Terms | None = None
-    """How the cases are trained; None for collectives."""
+    """Terms of training cases; None for collectives."""
 
     def to_json(self) -> str:
-        """The plan as one line of JSON."""
+        """Return the plan as one line of JSON."""
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> LaunchPlan:
-        """Rebuild a plan; it comes from this very version of commbench, so anything amiss is a bug."""
+        """Return the plan of `to_json`; the same version wrote it, so any error is a bug."""
         data: JsonObject = json.loads(text)
         case_class = TrainingCase if data["training"] else Case
         cases = [
@@ -250,7 +251,7 @@ def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
 
 
 def unmeasured_cases(request: RunRequest, records: Iterable[AnyRecord]) -> list[AnyCase]:
-    """The cases of a stage that no launch has measured: a run that the time limit ends without them is partial."""
+    """Return the cases of a stage that no launch has measured; if the time limit ends a run with any, it is partial."""
     measured = {record.case.key for record in records if record.status in DONE}
     return [case for case in request.cases if case.key not in measured]
 
@@ -263,7 +264,7 @@ def unmeasured_clause(request: RunRequest, records: Iterable[AnyRecord]) -> str:
 
 
 def exceeds_aim(request: RunRequest, entries: Iterable[JsonMapping], launch: int) -> bool:
-    """Whether ``launch`` is left out because all launches of the request would exceed its target time.
+    """Return whether ``launch`` is left out because all launches would exceed the request's target time.
 
     Args:
         request: the stage.

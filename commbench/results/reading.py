@@ -38,11 +38,11 @@ class Run:
 
     path: Path
     info: RunInfo
-    """What ``run.json`` holds."""
+    """Contents of ``run.json``."""
     records: tuple[Record, ...]
-    """What ``samples.jsonl`` holds of collectives, in the order of writing."""
+    """Records of collectives in ``samples.jsonl``, in the order of writing."""
     training_records: tuple[TrainingRecord, ...] = ()
-    """What ``samples.jsonl`` holds of training, in the order of writing."""
+    """Records of training in ``samples.jsonl``, in the order of writing."""
     recommendation: Recommendation | None = None
     """None if the run concluded nothing."""
     alias: str = ""

@@ -1,4 +1,4 @@
-"""What a training run concludes: a `Recommendation`, as a file and as a paragraph for people."""
+"""The conclusion of a training run: a `Recommendation`, as a file and as a paragraph."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Bounds = tuple[float, float]
 #: The schema of ``recommendation.json``, unchanged since the first version.
 RECOMMENDATION_SCHEMA = 1
 
-#: So many settings that were left out are named in a sentence.
+#: The most left-out settings that a sentence names.
 NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A setting in the words of ``ddp.csv``, and how fast it trained."""
+    """A setting in the terms of ``ddp.csv``, with its step time and speedup."""
 
     bucket_cap_mb: str
     hook: str
@@ -37,18 +37,18 @@ class Choice:
     step_ms: float | None = None
     """Median over launches of the median step."""
     speedup: float | None = None
-    """Time per sample of the baseline over its own, in the fresh launches; None where there were none."""
+    """The baseline's time per sample over its own, in the fresh launches; None without any."""
     speedup_ci: Bounds | None = None
     """Its 95 % interval, or of the recommendation's ``level``."""
 
     @property
     def case(self) -> TrainingCase:
-        """The setting as that of a case, of no workload in particular."""
+        """The setting as a case without a particular workload."""
         return TrainingCase(workload="", world_size=1, batch_per_rank=1, **setting_of(self))
 
     @property
     def name(self) -> str:
-        """The setting for people."""
+        """The setting, in words."""
         case = self.case
         cap = "default buckets" if self.bucket_cap_mb == DEFAULT_CAP else f"{self.bucket_cap_mb} MiB buckets"
         words = [cap if case.is_plain else f"{case.hook_name} with {cap}"]
@@ -68,17 +68,17 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class SafeChoice(Choice):
-    """The fastest setting that leaves learning as it is: only its buckets differ from the baseline's."""
+    """The fastest setting that leaves learning unchanged: only its buckets differ from the baseline's."""
 
     verdict: Verdict
-    """On it alone, as the recommendation's."""
+    """The verdict on it alone."""
     snippet: str
-    """What to paste."""
+    """Code to paste."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A figure of the best setting against the baseline's, paired by launch."""
+    """A quantity of the best setting compared with the baseline's, paired by launch."""
 
     baseline: Diverging
     """Median over launches."""
@@ -91,21 +91,21 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What the best setting does to learning."""
+    """The effect of the best setting on learning."""
 
     steps: int
-    """How many steps both made, at least."""
+    """Steps that both made, at least."""
     loss_equal_steps: Difference
     """Training loss after the same number of steps."""
     loss_equal_time: Difference
-    """Training loss when the first of the confirmed settings was through."""
+    """Training loss when the fastest of the confirmed settings finished."""
     metric_name: str = ""
     metric: Difference | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How a tuning came to its choice; the default is not counted."""
+    """How a tuning selected its choice; the default is not counted."""
 
     settings: int
     """All that were considered."""
@@ -116,13 +116,13 @@ class Search:
     predicted: int
     """Judged by prediction."""
     speedup_error: float | None = None
-    """Median absolute error of predicted speedups at held-out settings, as a share; None where none is known."""
+    """Median absolute error of predicted speedups at held-out settings, as a share; None if unknown."""
     held_out: int = 0
-    """Settings that were measured in rounds and that predictions were not fitted to."""
+    """Settings that were measured in rounds and not used to fit predictions."""
 
     @property
     def sentence(self) -> str:
-        """It for people."""
+        """The search, in a sentence."""
         error = "of unknown error"
         if self.speedup_error is not None:
             held = f"{counted(self.held_out, 'setting')} that {'was' if self.held_out == 1 else 'were'} measured later"
@@ -136,7 +136,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """What ``recommendation.json`` holds: whether another setting than DDP's default is worth it."""
+    """The contents of ``recommendation.json``: whether a setting other than DDP's default pays."""
 
     workload: str
     world_size: int
@@ -144,76 +144,76 @@ class Recommendation:
     batch_per_rank: int | None = None
     baseline: Choice
     best: Choice
-    """The fastest of those measured in fresh launches, which is the baseline where no other was faster."""
+    """The fastest setting of the fresh launches; the baseline if none was faster."""
     best_uncompressed: Choice
-    """The fastest of those whose gradients are sent as they are."""
+    """The fastest setting with uncompressed gradients."""
     speedup: float | None
-    """Of ``best`` over ``baseline``, from fresh launches only."""
+    """Of ``best`` over ``baseline``, in fresh launches only."""
     speedup_ci: Bounds | None
-    """Its interval over launches, like all others of the level ``level``."""
+    """Its interval over launches, of level ``level`` as all others."""
     verdict: Verdict
-    """``change``: the interval lies above the margin of 2 %; ``keep``: that of no alternative in fresh launches
-    reaches above it."""
+    """``change``: the interval lies above the margin of 2 %; ``keep``: no alternative's interval in fresh launches
+    reaches above it.
+    """
     reason: str
-    """One sentence: what was compared, how much it gained, how sure that is."""
+    """One sentence: what was compared, the gain and its interval."""
     snippet: str
-    """What to paste."""
+    """Code to paste."""
     measured_steps: int
-    """Optimiser steps that were made with DDP, in all stages, early steps included."""
+    """Optimiser steps with DDP in all stages, including early steps."""
     exhaustive_steps: int
     """Steps of a full sweep: see `commbench.tuner.effort.exhaustive_steps`."""
     level: float = 0.95
-    """Of the intervals: higher where there are several alternatives, or launches that were added after a first look."""
+    """Of the intervals: above 95 % with several alternatives, or after a second look."""
     launches: int = 0
     """Fresh launches behind the verdict."""
     blocks: int = 0
     """Pairs of fresh blocks behind the verdict of a live tuning in one launch; else 0."""
     is_live: bool = field(default=False, metadata={"key": "live"})
-    """Whether a person's own training was tuned: then the baseline is the script's own setting."""
+    """Whether a user's own training was tuned; the baseline is then the script's own setting."""
     safe: SafeChoice | None = None
-    """The fastest setting that leaves learning as it is, which is the baseline where no other was faster; None in files
-    of earlier versions."""
+    """The fastest setting that leaves learning unchanged; the baseline if none was faster; None in older files."""
     alternatives: tuple[Choice, ...] = ()
-    """All settings that were measured again beside the baseline, the fastest first."""
+    """All confirmed settings beside the baseline, the fastest first."""
     cost: Cost | None = None
-    """Of ``best``; None where that is the baseline or the workload has no loss."""
+    """Of ``best``; None if that is the baseline or the workload has no loss."""
     warnings: tuple[str, ...] = field(default=(), metadata={"key": "doubts"})
-    """What limits the conclusion, each a clause."""
+    """Limits of the conclusion, each a clause."""
     max_accuracy_loss: float | None = None
-    """What a setting that alters learning may lose; None: that was not judged."""
+    """Largest accuracy loss of a recommended setting; None: not judged."""
     too_costly: tuple[str, ...] = ()
     """Settings that may lose more, each with the reason."""
     search: Search | None = None
-    """How a tuning came to it; None for a sweep, which measures all."""
+    """How a tuning selected it; None for a sweep, which measures all."""
     surer: str = ""
-    """A sentence on what would decide; empty where it is decided, or nothing can be told."""
+    """A sentence on the launches that would decide; empty if decided or unknown."""
 
     @property
     def baseline_name(self) -> str:
-        """The baseline for people."""
+        """The baseline, in words."""
         return baseline_name(is_live=self.is_live)
 
     @property
     def has_baseline(self) -> bool:
-        """Whether the baseline trained: else there was nothing to compare with, and nothing can be recommended."""
+        """Whether the baseline trained; without it nothing can be recommended."""
         return self.baseline.step_ms is not None
 
     @property
     def is_compared(self) -> bool:
-        """Whether any setting was compared with the default in fresh launches: else nothing is recommended yet."""
+        """Whether any setting was compared with the default in fresh launches."""
         return self.launches > 0 or self.verdict != "inconclusive"
 
     def to_json(self) -> JsonObject:
-        """The object that ``recommendation.json`` holds, with a paragraph for people."""
+        """Return the object of ``recommendation.json``, with a paragraph of text."""
         values = {_KEYS.get(name, name): value for name, value in dataclasses.asdict(self).items()}
         return {"schema": RECOMMENDATION_SCHEMA, **values, "paragraph": paragraph(self)}
 
     @classmethod
     def from_json(cls, data: JsonMapping) -> Recommendation:
-        """Rebuild what `to_json` gave; fields that this version does not know are ignored.
+        """Return the recommendation of `to_json`; unknown fields are ignored.
 
         Raises:
-            InputError: it is something else.
+            InputError: the data are something else.
         """
         try:
             if isinstance(data, Mapping):
@@ -239,7 +239,7 @@ def fresh_extent(launches: int, blocks: int, *, is_live: bool) -> str:
 
 
 def headline(found: Recommendation) -> str:
-    """What to do, in one sentence."""
+    """Return the recommended action in one sentence."""
     if not found.has_baseline:
         return f"{found.workload} on {found.world_size} ranks: nothing can be recommended."
     keep = f"keep {found.baseline_name}"
@@ -305,7 +305,7 @@ def snippets(found: Recommendation) -> list[tuple[str, str]]:
 
 
 def learning_cost(found: Recommendation) -> str:
-    """What the best setting does to learning, or that this was not measured; empty where it alters none."""
+    """Return the effect of the best setting on learning, or that it is unknown; empty if it alters none."""
     if not alters_learning(found.best, found.baseline):
         return ""
     if found.cost is None:
@@ -345,7 +345,7 @@ def _cost_sentence(cost: Cost, found: Recommendation) -> str:
 
 
 def _accuracy_sentence(found: Recommendation) -> str:
-    """What --max-accuracy-loss did."""
+    """Return the effect of --max-accuracy-loss, in a sentence."""
     allowed = f"no more than {found.max_accuracy_loss:g} of accuracy may be lost"
     if not found.too_costly:
         return f"As asked, {allowed}; nothing was left out for that."
@@ -355,7 +355,7 @@ def _accuracy_sentence(found: Recommendation) -> str:
 
 
 def _signed(difference: Difference) -> str:
-    """The median of launches' differences, which is not the difference of the medians, and may have the other sign."""
+    """Return the median of launches' differences, which may differ in sign from the difference of the medians."""
     ends = difference.difference_ci
     interval = f" [{ends[0]:+.2g}, {ends[1]:+.2g}]" if ends else ""
     return f"{difference.difference:+.2g}{interval}"
@@ -366,7 +366,7 @@ def _is_compressed(choice: Choice) -> bool:
 
 
 def alters_learning(choice: Choice | TrainingCase, baseline: Choice | TrainingCase) -> bool:
-    """Whether it changes gradients or their number: another bucket size does not."""
+    """Return whether a setting changes gradients or their number; another bucket size does not."""
     names = ("hook", "precision", "accumulation")
     return any(getattr(choice, name) != getattr(baseline, name) for name in names)
 
@@ -375,5 +375,5 @@ _SETTING = tuple(f.name for f in dataclasses.fields(Choice) if f.name in Trainin
 
 
 def setting_of(of: TrainingCase | Choice) -> JsonObject:
-    """The fields that make a setting."""
+    """Return the fields that identify a setting."""
     return {name: getattr(of, name) for name in _SETTING}

@@ -19,7 +19,7 @@ class Placed(Protocol):
 
 
 def ranks_per_gpu(backend: str, info: RunInfo) -> int | None:
-    """The most ranks on one GPU, as ``run.json`` has it; None of a backend whose buffers are not in GPU memory."""
+    """Return the most ranks on one GPU from ``run.json``; None for a backend with buffers in host memory."""
     return info.get("ranks_per_gpu") if backend in GPU_BACKENDS else None
 
 
@@ -34,5 +34,5 @@ def measures_interconnect(row: Placed) -> bool:
 
 
 def of_interconnect(records: Iterable[Record], info: RunInfo) -> list[Record]:
-    """The records whose rows `measures_interconnect` holds for."""
+    """Return the records for whose rows `measures_interconnect` is true."""
     return [record for record in records if not shares_gpu(record.case.backend, info)]

@@ -23,7 +23,7 @@ from commbench.units import algbw_GBps
 MANY_LAUNCHES = 6
 #: Share of the time above which the overhead is flagged.
 HARNESS_SHARE = 0.05
-#: The narrowest half width that the clock can resolve, in ticks.
+#: The smallest half-width that the clock can resolve, in ticks.
 TICKS = 2
 DEFAULT_TICK_US = 0.01
 #: A group is not called the slowest for so small a share of the median group's time.
@@ -53,7 +53,7 @@ class _Keyed(Protocol):
 
     @property
     def key(self) -> str:
-        """What identifies it within a run."""
+        """Return what identifies it within a run."""
 
 
 class Launched(Protocol):
@@ -61,19 +61,19 @@ class Launched(Protocol):
 
     @property
     def case(self) -> _Keyed:
-        """What was measured."""
+        """Return what was measured."""
 
     @property
     def launch(self) -> int:
-        """In which launch."""
+        """Return its launch."""
 
     @property
     def status(self) -> str:
-        """How it ended, ``ok`` or otherwise."""
+        """Return its status, e.g. ``ok``."""
 
     @property
     def reason(self) -> str:
-        """One sentence where it is not ok."""
+        """Return one sentence unless the status is ok."""
 
     @property
     def reason_code(self) -> str:
@@ -104,18 +104,18 @@ class Metered(Protocol):
 
     @property
     def energy_J(self) -> float | None:  # noqa: N802 - a unit
-        """Joules."""
+        """Return joules."""
 
     @property
     def energy_of(self) -> str:
-        """What they count."""
+        """Return the devices that were counted."""
 
 
 AnyLaunched = TypeVar("AnyLaunched", bound=Launched)
 
 
 def latest(records: Iterable[AnyLaunched]) -> dict[tuple[str, int], AnyLaunched]:
-    """The last record of each (case key, launch), in the order of writing: a repeated case replaces its failure."""
+    """Return the last record of each (case key, launch), in the order of writing; a repetition replaces a failure."""
     by_launch: dict[tuple[str, int], AnyLaunched] = {}
     for record in records:
         pair = (record.case.key, record.launch)
@@ -125,7 +125,7 @@ def latest(records: Iterable[AnyLaunched]) -> dict[tuple[str, int], AnyLaunched]
 
 
 def records_by_case(records: Iterable[AnyLaunched]) -> dict[str, list[AnyLaunched]]:
-    """The latest record of each launch of each case, by case key, in the order of writing."""
+    """Return the latest record of each launch of each case, by case key, in the order of writing."""
     by_case: dict[str, list[AnyLaunched]] = {}
     for record in latest(records).values():
         by_case.setdefault(record.case.key, []).append(record)
@@ -182,7 +182,7 @@ def summarise_run(records: Iterable[Record], info: RunInfo) -> list[Row]:
 
 
 def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
-    """As `summarise_run`, in the same order."""
+    """Return the rows of `summarise_run` by case and group, in the same order."""
     with without_collector():
         rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
     for key in _slowest_groups(rows):
@@ -191,28 +191,28 @@ def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
 
 
 def _slowest_groups(rows: Mapping[RowKey, Row]) -> list[RowKey]:
-    """The slowest group of each case where noise does not explain it.
+    """Return the slowest group of each case if its slowness exceeds noise.
 
-    Its whole interval lies above that of the median group, and its time beyond a margin. Of two equal groups in six
-    launches that takes all six medians of one above all six of the other: once in 462 cases. One launch proves nothing:
-    its interval does not know how launches differ.
+    Its whole interval must lie above that of the median group, and its time beyond a margin. For two equal groups in
+    six launches, all six medians of one must exceed all six of the other: once in 462 cases. A single launch has no
+    interval between launches.
     """
     timed: dict[str, list[tuple[float, RowKey]]] = {}
     for key, row in rows.items():
         if row.status == "ok" and row.time_us is not None and (row.launches or 0) > 1:
             timed.setdefault(key[0], []).append((row.time_us, key))
-    found = []
+    slowest_groups = []
     for groups in timed.values():
         middle, slowest = (rows[sorted(groups)[at][1]] for at in ((len(groups) - 1) // 2, -1))
         low, high = slowest.time_us_ci_low, middle.time_us_ci_high
         least_us = (1 + SLOWEST_MARGIN) * (middle.time_us or 0.0)
         if low is not None and high is not None and low > max(high, least_us):
-            found.append(max(groups)[1])
-    return found
+            slowest_groups.append(max(groups)[1])
+    return slowest_groups
 
 
 def overlap_rows(records: Iterable[Record], info: RunInfo) -> list[OverlapRow]:
-    """The lines of ``overlap.csv``: non-blocking collectives, medians over launches, ordered as `summarise_run`."""
+    """Return the lines of ``overlap.csv``: medians over launches, ordered as `summarise_run`."""
     records = list(records)
     if not any(record.overlap for record in records):
         return []
@@ -341,10 +341,10 @@ def joined_texts(texts: Iterable[str]) -> str:
 
 
 def metered(records: Iterable[Metered]) -> tuple[float | None, str]:
-    """The energy over launches, their median, and what it counts; nothing where launches count different things."""
-    known = [(record.energy_of, record.energy_J) for record in records if record.energy_J is not None]
-    kinds = {energy_of for energy_of, _ in known}
-    return (stats.median([joules for _, joules in known]), kinds.pop()) if len(kinds) == 1 else (None, "")
+    """Return the median energy over launches and the counted devices; none if launches counted different devices."""
+    with_energy = [(record.energy_of, record.energy_J) for record in records if record.energy_J is not None]
+    kinds = {energy_of for energy_of, _ in with_energy}
+    return (stats.median([joules for _, joules in with_energy]), kinds.pop()) if len(kinds) == 1 else (None, "")
 
 
 def energy_kinds(records: Iterable[Record]) -> dict[RowKey, str]:
@@ -357,15 +357,17 @@ def energy_kinds(records: Iterable[Record]) -> dict[RowKey, str]:
 
 
 def _quantiles(timed: Sequence[Record]) -> list[float | None]:
-    """The minimum, the quartiles and p95: medians over launches, of another tool's times what it states."""
+    """Return the minimum, the quartiles and p95 as medians over launches; of imported cases, the stated ones."""
     stated = [r.stated for r in timed if r.stated]
     columns: Iterable[Sequence[float | None]]
     if stated:
-        columns = ([getattr(one, f"{name}_us") for one in stated] for name in ("min", "p25", "p75", "p95"))
+        columns = (
+            [getattr(statistics, f"{name}_us") for statistics in stated] for name in ("min", "p25", "p75", "p95")
+        )
     else:
         columns = zip(*(stats.quantiles(r.times_us, (0, 0.25, 0.75, 0.95)) for r in timed), strict=True)
-    known = ([value for value in column if value is not None] for column in columns)
-    return [stats.median(column) if len(column) == len(timed) else None for column in known]
+    present = ([value for value in column if value is not None] for column in columns)
+    return [stats.median(column) if len(column) == len(timed) else None for column in present]
 
 
 def _repetitions(record: Record) -> int | None:
@@ -439,7 +441,7 @@ def launch_flags(medians: Sequence[float]) -> set[str]:
 def is_wide(
     value: float | None, low: float | None, high: float | None, info: RunInfo, *, at_least: float = 0.0
 ) -> bool:
-    """Whether an interval misses the budget's target and its half width is beyond what the clock could resolve."""
+    """Return whether an interval misses the budget's target and its half-width exceeds the clock's resolution."""
     target = info.get("relative_half_width")
     if target is None or value is None or low is None or high is None:
         return False
@@ -452,7 +454,7 @@ def _order(row: Row) -> tuple[Any, ...]:
 
 
 def _median_of_medians(samples: Iterable[Sequence[float]]) -> float | None:
-    """The median over launches of the median over repetitions; None where no launch has any."""
+    """Return the median over launches of the median over repetitions; None without any."""
     medians = [stats.median(sample) for sample in samples if len(sample)]
     return stats.median(medians) if medians else None
 

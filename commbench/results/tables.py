@@ -24,17 +24,17 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def visible(text: str) -> str:
-    """The text with control characters, such as a terminal obeys, written as escapes; new lines stay."""
+    """Return the text with control characters as escapes, so that a terminal does not obey them; new lines stay."""
     return text.translate(_VISIBLE)
 
 
 def one_line(text: str) -> str:
-    """As `visible`, with new lines as escapes, too."""
+    """Return the text with control characters and new lines as escapes."""
     return text.translate(_ONE_LINE)
 
 
 def cell_text(text: str) -> str:
-    """The text as a cell of a CSV file: behind an apostrophe where a spreadsheet would run it as a formula."""
+    """Return the text for a CSV cell: with a leading apostrophe if a spreadsheet would run it as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 

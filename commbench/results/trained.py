@@ -32,7 +32,7 @@ class Trained:
 
     @cached_property
     def timed(self) -> dict[int, TrainingRecord]:
-        """The records of launches that went well, by launch."""
+        """The records of valid launches, by launch."""
         return {r.launch: r for r in self.records if r.status == "ok" and len(r.step_ms)}
 
     @cached_property
@@ -53,7 +53,7 @@ class Trained:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it ended well and there is a time."""
+        """Whether it is valid and has a time."""
         return self.outcome.is_ok and bool(self.timed)
 
     def sample_ms(self, launches: Iterable[int]) -> list[float]:
@@ -107,50 +107,50 @@ def baseline_case(cases: Sequence[TrainingCase], info: RunInfo) -> TrainingCase:
 def groups_of(known: Mapping[str, Trained]) -> dict[Group, list[Trained]]:
     """Return the configurations that are alternatives to each other, by group, without those that do not use DDP."""
     groups: dict[Group, list[Trained]] = {}
-    for one in known.values():
-        if one.case.uses_ddp:
-            groups.setdefault(one.case.group, []).append(one)
+    for configuration in known.values():
+        if configuration.case.uses_ddp:
+            groups.setdefault(configuration.case.group, []).append(configuration)
     return groups
 
 
-def speedup_of(one: Trained, baseline: Trained, *, level: float = 0.95) -> Speedup | None:
+def speedup_of(configuration: Trained, baseline: Trained, *, level: float = 0.95) -> Speedup | None:
     """Return the speedup of a configuration over ``baseline`` in the launches that have both; None without any.
 
     It is the median of the ratios of `paired_sample_ms`, with `commbench.stats.launch_interval`: launches that are slow
     as a whole cancel out. Where launches differ by 4 % and configurations within them by 1.5 %, its interval covers 95
     to 97 % with 2 to 6 launches, and it spreads a fifth less than the ratio of the medians (simulated, lognormal).
     """
-    own, base = paired_sample_ms(one, baseline)
+    own, base = paired_sample_ms(configuration, baseline)
     if not own or min(own + base) <= 0:
         return None
     ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True)]
     interval = stats.launch_interval(ratios, level)
-    has_blocks = pairs_blocks(one, baseline)
+    has_blocks = pairs_blocks(configuration, baseline)
     blocks, launches = (len(ratios), 1) if has_blocks else (0, len(ratios))
     return Speedup(ratio=median(ratios), launches=launches, interval=interval, blocks=blocks)
 
 
-def paired_sample_ms(one: Trained, baseline: Trained) -> tuple[list[float], list[float]]:
+def paired_sample_ms(configuration: Trained, baseline: Trained) -> tuple[list[float], list[float]]:
     """Return the median times per sample of both in each launch that has both.
 
     If that is one launch of a live tuning, they are those of its blocks: blocks with the same number were trained in
     the same round.
     """
-    launches = _common_launches(one, baseline)
-    if not pairs_blocks(one, baseline):
-        return one.sample_ms(launches), baseline.sample_ms(launches)
-    pairs = list(zip(one.block_sample_ms(launches[0]), baseline.block_sample_ms(launches[0]), strict=False))
+    launches = _common_launches(configuration, baseline)
+    if not pairs_blocks(configuration, baseline):
+        return configuration.sample_ms(launches), baseline.sample_ms(launches)
+    pairs = list(zip(configuration.block_sample_ms(launches[0]), baseline.block_sample_ms(launches[0]), strict=False))
     return [own for own, _ in pairs], [theirs for _, theirs in pairs]
 
 
-def pairs_blocks(one: Trained, baseline: Trained) -> bool:
+def pairs_blocks(configuration: Trained, baseline: Trained) -> bool:
     """Whether two configurations are compared by blocks: both were trained in one launch only, of a live tuning."""
-    launches = _common_launches(one, baseline)
-    return len(launches) == 1 and all(len(each.timed[launches[0]].block_at) for each in (one, baseline))
+    launches = _common_launches(configuration, baseline)
+    return len(launches) == 1 and all(len(each.timed[launches[0]].block_at) for each in (configuration, baseline))
 
 
-def _common_launches(one: Trained, baseline: Trained) -> list[int]:
-    return sorted(one.steps_ms.keys() & baseline.steps_ms.keys())
+def _common_launches(configuration: Trained, baseline: Trained) -> list[int]:
+    return sorted(configuration.steps_ms.keys() & baseline.steps_ms.keys())
 
 
 # ---------------------------------------------------------------------------------------------------- the learning
@@ -163,61 +163,61 @@ class EqualLosses:
     steps: float
     """After as many steps as all configurations of the group made in that launch."""
     time: float
-    """When the first of them was through."""
+    """Loss when the fastest configuration of the group finished."""
     count: int
-    """How many steps all of them made."""
+    """Steps that all of them made."""
 
 
 def equal_losses(group: Sequence[Trained]) -> dict[tuple[str, int], EqualLosses]:
-    """The losses of a group's configurations by (case key, launch), each launch by itself: it has its own data.
+    """Return the losses of a group's configurations by (case key, launch); each launch has its own data.
 
-    The window is a tenth of the steps that all made, one at least. A configuration is through when it has made all
-    its steps, each in its median time.
+    The window is a tenth of the common steps, one at least. A configuration finishes after all its steps, each of its
+    median time.
     """
-    found = {}
-    for launch in sorted({launch for one in group for launch in one.timed}):
-        members = [one for one in group if launch in one.timed and len(one.timed[launch].losses)]
+    equal = {}
+    for launch in sorted({launch for member in group for launch in member.timed}):
+        members = [member for member in group if launch in member.timed and len(member.timed[launch].losses)]
         if not members:
             continue
-        count = min(len(one.timed[launch].losses) for one in members)
-        over_ms = min(len(one.timed[launch].losses) * one.steps_ms[launch] for one in members)
-        for one in members:
-            losses, step_ms = one.timed[launch].losses, one.steps_ms[launch]
+        count = min(len(member.timed[launch].losses) for member in members)
+        over_ms = min(len(member.timed[launch].losses) * member.steps_ms[launch] for member in members)
+        for member in members:
+            losses, step_ms = member.timed[launch].losses, member.steps_ms[launch]
             reached = math.floor(over_ms / step_ms + 1e-9) if step_ms else count
             width = max(1, count // LOSS_WINDOW)
-            found[one.case.key, launch] = EqualLosses(
+            equal[member.case.key, launch] = EqualLosses(
                 steps=_ending(losses, count, width), time=_ending(losses, reached, width), count=count
             )
-    return found
+    return equal
 
 
 def paired_losses(
-    one: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
+    configuration: Trained, base: Trained, losses: Mapping[tuple[str, int], EqualLosses]
 ) -> list[tuple[EqualLosses, EqualLosses]]:
-    """The losses of two configurations in each launch that has both."""
-    launches = sorted(one.timed.keys() & base.timed.keys())
-    keys = [((one.case.key, launch), (base.case.key, launch)) for launch in launches]
+    """Return the losses of two configurations in each launch that has both."""
+    launches = sorted(configuration.timed.keys() & base.timed.keys())
+    keys = [((configuration.case.key, launch), (base.case.key, launch)) for launch in launches]
     return [(losses[own], losses[theirs]) for own, theirs in keys if own in losses and theirs in losses]
 
 
 def _ending(losses: Sequence[float], end: int, width: int) -> float:
-    """The mean of ``width`` losses up to step ``end``, or of as many as there are."""
+    """Return the mean of ``width`` losses up to step ``end``, or of as many as there are."""
     end = min(max(end, 1), len(losses))
     return float(np.mean(losses[max(0, end - width) : end]))
 
 
-def time_to_target_s(one: Trained) -> float | None:
-    """Seconds until the metric meets its target, median over launches; None unless it does in more than half of them.
+def time_to_target_s(configuration: Trained) -> float | None:
+    """Return the median seconds until the metric meets its target; None unless it does in most launches.
 
-    A metric shall fall to its target or grow to it, see `falls`.
+    For the direction of a metric see `falls`.
     """
-    aimed = [record for record in one.timed.values() if record.target is not None and len(record.metrics)]
-    times = [_reached(record) * one.steps_ms[record.launch] / 1e3 for record in aimed]
+    aimed = [record for record in configuration.timed.values() if record.target is not None and len(record.metrics)]
+    times = [_reached(record) * configuration.steps_ms[record.launch] / 1e3 for record in aimed]
     return time if times and math.isfinite(time := median(times)) else None
 
 
 def _reached(record: TrainingRecord) -> float:
-    """The number of steps after which the metric first meets its target; infinite if never."""
+    """Return the number of steps after which the metric first meets its target; infinite if never."""
     target = float(record.target or 0.0)
     falling = falls(record.metric_name)
     steps = (step for step, value in record.metrics if (value <= target if falling else value >= target))
@@ -225,16 +225,16 @@ def _reached(record: TrainingRecord) -> float:
 
 
 def falls(metric_name: str) -> bool:
-    """Whether a metric gets better as it falls: one called ``loss`` does, any other grows."""
+    """Return whether a lower metric is better: true of ``loss`` only."""
     return metric_name == "loss"
 
 
 def median(values: stats.Values) -> float:
-    """The median as a plain number."""
+    """Return the median as a Python float."""
     return float(np.median(values))
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
-    """The median of what is known; None where nothing is."""
+    """Return the median of the values that are not None; None without any."""
     known = [value for value in values if value is not None]
     return median(known) if known else None

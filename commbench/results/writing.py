@@ -41,7 +41,7 @@ class Store:
 
     path: Path
     info: RunInfo
-    """What ``run.json`` holds; change it by `update`."""
+    """Contents of ``run.json``; `update` changes it."""
     records: list[AnyRecord]
     """All records on disk, of collectives and of training, in the order of writing."""
     resumed: bool

@@ -1,4 +1,4 @@
-"""How long to measure: the three budgets, from a quick look to a claim worth publishing."""
+"""Budgets of measuring time: quick, standard and rigorous."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How many launches, how narrow an interval, and how long a case may take in one launch."""
+    """Number of launches, target width of intervals, and time of a case per launch."""
 
     name: str
     launches: int
@@ -17,7 +17,7 @@ class Budget:
     slice_s: float
     """Longest time for one case in one launch: warm-up, timed repetitions and their synchronisation, in seconds."""
     energy_s: float = 0.0
-    """So much longer a case is repeated for its energy alone, at once, in seconds; 0: timed repetitions have to do."""
+    """Additional seconds of repetitions for the energy alone; 0: the timed repetitions have to suffice."""
 
 
 BUDGETS = {
@@ -32,7 +32,7 @@ BUDGETS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingBudget:
-    """How often a training sweep is launched, and how long a configuration trains in a launch."""
+    """Number of launches of a training sweep, and training time per configuration and launch."""
 
     name: str
     launches: int
@@ -40,13 +40,13 @@ class TrainingBudget:
     confirm_launches: int
     """Fresh launches of the baseline and the winners alone, on which the recommendation rests."""
     block_s: float
-    """Timed steps of one block take about so long on the baseline; no configuration makes fewer steps than it."""
+    """Duration of a block's timed steps on the baseline; no configuration makes fewer steps than the baseline."""
     confirm_blocks: int
     """Blocks of each configuration in a fresh launch, taken in turns."""
     relative_half_width: float
-    """Half-width of the interval of a step that is aimed at."""
+    """Target half-width of the interval of a step."""
     aim_s: float | None = None
-    """What the whole sweep should take: launches are left out rather than exceed it, never below two."""
+    """Target time of the whole sweep: launches beyond it are left out, but never below two."""
 
 
 TRAINING_BUDGETS = {
@@ -83,16 +83,16 @@ TRAINING_BUDGETS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TuningBudget:
-    """How often each stage of tuning is launched; blocks and fresh launches are those of the training budget."""
+    """Number of launches of each stage of tuning; blocks and fresh launches are those of the training budget."""
 
     training: TrainingBudget
-    """Of the same name; its launches and blocks are also what a full sweep would take."""
+    """The training budget of the same name, which is also that of a full sweep."""
     network_launches: int
     """Launches that time the collectives which the model of the network is fitted to."""
     calibrate_launches: int
     """Launches of the settings that the model of the step is fitted to."""
     rounds: int
-    """At most so many rounds narrow the promising settings down."""
+    """The most rounds that narrow down the promising settings."""
     round_launches: int
     """Launches of each round."""
 

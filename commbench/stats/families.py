@@ -23,16 +23,16 @@ from commbench.stats.ratios import (
     widening,
 )
 from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
-from commbench.stats.student import student_reach
+from commbench.stats.student import detectable_effect
 
-#: A relative difference up to this is none, wherever times are compared.
+#: The largest relative difference that does not matter, wherever times are compared.
 MARGIN = 0.02
-#: A slowdown that would have to be larger than this to be found is as good as not detectable.
+#: A detectable slowdown above this counts as not detectable.
 _LARGEST_SLOWDOWN = 100.0
 
 
 class Verdict(str, Enum):
-    """What a comparison of times says of B relative to A."""
+    """The result of comparing B's times with A's."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -45,23 +45,27 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How one case's times in run B compare with those in run A."""
+    """The comparison of one case's times in run B with those in run A."""
 
     ratio: float
-    """Median of B's launch medians over that of A's, of several runs over the median of theirs; NaN where either is
-    missing or not above 0."""
+    """Median of B's launch medians over A's; with several runs in A, over the median of theirs. NaN if either is
+    missing or not above 0.
+    """
     launches_a: int
     launches_b: int
     interval: Interval | None = None
-    """The ratio's interval at the level that decided; None where there was nothing to test."""
+    """The ratio's interval at the deciding level; None if nothing could be tested."""
     p_value: float = 1.0
-    """Two-sided, that A and B are alike: a rank test of launches, with several runs in A Student's t of runs."""
+    """Two-sided, of the hypothesis that A and B are equal: a rank test of launches, or Student's t of several runs in
+    A.
+    """
     verdict: Verdict = Verdict.INCONCLUSIVE
     detectable: float = math.inf
-    """The relative slowdown that such launches would show as ``slower`` in 80 % of comparisons; infinite where they
-    are too few to find any in a family of this size, or none up to a hundredfold."""
+    """The relative slowdown that would get the verdict ``slower`` in 80 % of comparisons. Infinite with too few
+    launches for a family of this size, or above a hundredfold.
+    """
     further: Effort | None = None
-    """Where it is inconclusive, how many more launches of each run would settle it; None where nothing can be told."""
+    """Launches of each run that would settle an inconclusive case; None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,19 +75,19 @@ class _Sides:
     a: Floats
     b: Floats
     runs: Sequence[Floats]
-    """A's, each by itself."""
+    """The runs of A."""
     paired: bool
 
     @property
     def is_testable(self) -> bool:
-        """Whether both sides have a spread and a logarithm."""
+        """Whether both sides have a spread and logarithms."""
         return all(
             len(side) > 1 and bool(np.isfinite(side).all()) and float(side.min()) > 0 for side in (self.a, self.b)
         )
 
     @cached_property
     def of_runs(self) -> RunRatio | None:
-        """What several runs in A say; None where it is one."""
+        """The comparison with several runs in A; None with one run."""
         return RunRatio(runs=self.runs, b=self.b) if len(self.runs) > 1 and self.is_testable else None
 
     @property
@@ -92,11 +96,11 @@ class _Sides:
 
     @property
     def fewest(self) -> int:
-        """Launches of the run that has fewest."""
+        """Launches of the run with the fewest."""
         return min(len(self.b), *map(len, self.runs))
 
     def p_value(self, smallest: float) -> float:
-        """That both are alike, by pairs where the smallest p-value that these reach is at most ``smallest``."""
+        """Return the p-value of equality, by pairs if their smallest possible p-value is at most ``smallest``."""
         if self.of_runs:
             return self.of_runs.p_value
         return rank_test(self.a, self.b, paired=self.paired and 2 / 2 ** len(self.a) <= smallest)
@@ -108,14 +112,14 @@ class _Sides:
 
     @property
     def samples(self) -> list[Floats]:
-        """Logarithms whose spread is that of launches, a group for each run."""
+        """Return groups of logarithms, one per run, whose spread is that of launches."""
         log_b = np.log(self.b)
         return [log_b - np.log(self.a)] if self.paired else [*(np.log(run) for run in self.runs), log_b]
 
-    def reach(self, level: float) -> float:
-        """How many standard errors from the margin an interval of this level leaves it with a probability of 80 %."""
+    def margin_errors(self, level: float) -> float:
+        """Return the distance from the margin, in standard errors, at which 80 % of intervals exclude the margin."""
         if self.of_runs:
-            return student_reach(level, POWER, self.of_runs.freedom)
+            return detectable_effect(level, POWER, self.of_runs.freedom)
         return NORMAL.inv_cdf((1 + level) / 2) + NORMAL.inv_cdf(POWER)
 
 
@@ -195,9 +199,9 @@ def _judge(plain: Interval, adjusted: Interval | None, margin: float) -> tuple[V
 def _detectable(sides: _Sides, *, alpha: float, margin: float) -> float:
     """Return the slowdown that such a case would show with 80 % power.
 
-    Its logarithm exceeds the margin's by `_Sides.reach` standard errors, without several runs those of a difference of
-    medians, each sqrt(pi / 2n) spreads. Simulated power with normal launches: 77 to 90 % for 5 to 20 launches of one
-    run a side, 67 to 90 % against 3 to 10 runs, in families of 1 to 40.
+    Its logarithm exceeds the margin's by `_Sides.margin_errors` standard errors. With one run in A, these are of a
+    difference of medians, each sqrt(pi / 2n) spreads. Simulated power with normal launches: 77 to 90 % for 5 to 20
+    launches of one run a side, 67 to 90 % against 3 to 10 runs, in families of 1 to 40.
     """
     if sides.of_runs:
         error = sides.of_runs.error
@@ -207,7 +211,7 @@ def _detectable(sides: _Sides, *, alpha: float, margin: float) -> float:
         counts = [len(sides.b)] if sides.paired else [len(sides.a), len(sides.b)]
         error = _pooled_spread(sides.samples) * math.sqrt(math.pi / 2 * sum(1 / count for count in counts))
         error *= widening(sides.fewest)
-    beyond = sides.reach(1 - alpha) * error
+    beyond = sides.margin_errors(1 - alpha) * error
     return (1 + margin) * math.exp(beyond) - 1 if beyond < math.log(_LARGEST_SLOWDOWN) else math.inf
 
 
@@ -228,7 +232,7 @@ def _further(sides: _Sides, alpha: float, margin: float) -> Effort | None:
         ),
         min(abs(effect - low), abs(effect - high)),
         margin=margin,
-        reach=sides.reach(level),
+        margin_errors=sides.margin_errors(level),
         fewest=2 if is_inside or sides.of_runs else _fewest(sides.fewest, level),
     )
 

@@ -46,8 +46,8 @@ def _median_ranks(n: int, level: float) -> tuple[int, int] | None:
     for B ~ Binomial(n, 1/2), the lower of two equally good ones; from 71: the normal approximation.
     """
     if n >= 71:  # noqa: PLR2004 - where Le Boudec's table turns to the approximation
-        reach = NORMAL.inv_cdf((1 + level) / 2) / 2 * math.sqrt(n)
-        low, high = math.floor(n / 2 - reach), math.ceil(n / 2 + 1 + reach)
+        half_width = NORMAL.inv_cdf((1 + level) / 2) / 2 * math.sqrt(n)
+        low, high = math.floor(n / 2 - half_width), math.ceil(n / 2 + 1 + half_width)
         return (low, high) if low >= 1 and high <= n else None
     counts = [math.comb(n, k) for k in range(n + 1)]
     for width in range(1, n):
@@ -96,8 +96,8 @@ def launch_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval |
         return None
     logs = np.log(values)
     t = STUDENT_T_975[n] if level == DEFAULT_LEVEL else round(student_t(level, n - 1), 3)
-    centre, reach = float(logs.mean()), t * float(logs.std(ddof=1)) / math.sqrt(n)
-    return Interval(low=math.exp(centre - reach), high=math.exp(centre + reach), level=level)
+    centre, half_width = float(logs.mean()), t * float(logs.std(ddof=1)) / math.sqrt(n)
+    return Interval(low=math.exp(centre - half_width), high=math.exp(centre + half_width), level=level)
 
 
 def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:
@@ -116,8 +116,8 @@ def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:
         elif n in STUDENT_T_975:
             chosen &= ordered[0] > 0
             logs = np.log(ordered[:n, chosen])
-            centre, reach = logs.mean(axis=0), STUDENT_T_975[n] * logs.std(axis=0, ddof=1) / math.sqrt(n)
-            low[chosen], high[chosen] = np.exp(centre - reach), np.exp(centre + reach)
+            centre, half_width = logs.mean(axis=0), STUDENT_T_975[n] * logs.std(axis=0, ddof=1) / math.sqrt(n)
+            low[chosen], high[chosen] = np.exp(centre - half_width), np.exp(centre + half_width)
     return low, high
 
 

@@ -59,7 +59,7 @@ def further_launches(
     *,
     margin: float,
     level: float = 0.95,
-    reach: float | None = None,
+    margin_errors: float | None = None,
     fewest: int = 2,
 ) -> Effort:
     """Return the number of further launches that would decide.
@@ -73,15 +73,15 @@ def further_launches(
         distance: from the margin, of the logarithm of the ratio.
         margin: a relative difference up to this is none.
         level: of the deciding interval.
-        reach: how many standard errors of the ratio the distance must be; None: z_level + z_80.
+        margin_errors: the required distance from the margin, in standard errors of the ratio; None: z_level + z_80.
         fewest: the smallest number of launches that gives an interval of this level.
     """
-    reach = reach or NORMAL.inv_cdf((1 + level) / 2) + NORMAL.inv_cdf(POWER)
+    margin_errors = margin_errors or NORMAL.inv_cdf((1 + level) / 2) + NORMAL.inv_cdf(POWER)
     launches, spread = scatter.launches, scatter.spread
-    per_launch = reach * _MEDIAN * math.sqrt(scatter.sides)
+    per_launch = margin_errors * _MEDIAN * math.sqrt(scatter.sides)
     if distance < _TOO_NEAR and spread * per_launch < margin * math.sqrt(launches):
         return Effort(forecast="near")
-    left = max(distance, _TOO_NEAR) ** 2 - (reach * scatter.fixed) ** 2
+    left = max(distance, _TOO_NEAR) ** 2 - (margin_errors * scatter.fixed) ** 2
     if left <= 0:
         return Effort(forecast="noisy")
     needs = [math.ceil((per_launch * end) ** 2 / left) for end in _spread_ends(spread, scatter.freedom)]

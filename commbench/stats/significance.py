@@ -80,9 +80,9 @@ def benjamini_hochberg(p_values: Values, q: float = 0.05) -> list[bool]:
 
 
 def family_hint(m: int, launches_a: int, launches_b: int, q: float = 0.05) -> bool:
-    """Whether even the smallest p within reach, 2 / C(a + b, a), fails Benjamini-Hochberg's first step q / m.
+    """Return whether a lone changed case among ``m`` can never be detected, however large the change.
 
-    If so, one changed case among ``m`` is never detected, however large the change: measure more launches or compare
-    fewer cases.
+    This is so if the smallest possible p-value, 2 / C(a + b, a), exceeds q / m, the first step of Benjamini-Hochberg.
+    More launches or fewer cases help.
     """
     return min(1.0, 2 / math.comb(launches_a + launches_b, launches_a)) > q / max(m, 1)

@@ -20,7 +20,7 @@ def student_t(level: float, freedom: int) -> float:
     return -float(stdtrit(freedom, (1 - level) / 2))
 
 
-def student_reach(level: float, power: float, freedom: int) -> float:
+def detectable_effect(level: float, power: float, freedom: int) -> float:
     """Return the effect, in standard errors, whose interval excludes 0 with the probability ``power``.
 
     Source: the normal approximation of the noncentral t, Abramowitz and Stegun, 26.7.10. It needs no search, unlike

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from commbench.stats.student import student_p, student_reach, student_t
+from commbench.stats.student import detectable_effect, student_p, student_t
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,6 @@ def test_quantiles_and_probabilities_invert_each_other(freedom: int) -> None:
 def test_what_is_within_reach_is_found_as_often(freedom: int, level: float) -> None:
     """Leave 0 out about four times in five."""
     generator = np.random.default_rng(freedom)
-    off = student_reach(level, 0.8, freedom) + generator.standard_normal(20_000)
+    off = detectable_effect(level, 0.8, freedom) + generator.standard_normal(20_000)
     spread = np.sqrt(generator.chisquare(freedom, 20_000) / freedom)
     assert pytest.approx(0.8, abs=0.04) == float(np.mean(off / spread > student_t(level, freedom)))

@@ -1,4 +1,4 @@
-"""All that ``commbench predict`` says: rows of collectives, training steps and break-evens, each a prediction."""
+"""The rows of ``commbench predict``: collectives, training steps and break-evens."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from commbench.schema import JsonObject
 from commbench.units import algbw_GBps, format_link_rate, format_size
 
 PREDICTED = "predicted"
-#: Bucket sizes that are compared on each network; more differ by less than a prediction is off.
+#: Bucket sizes compared on each network; the step hardly differs between more.
 _CAPS = 6
-#: Beyond this share of start-ups nothing is predicted where those between hosts are unknown.
+#: Above this share of start-ups nothing is predicted if start-ups between hosts are unmeasured.
 _MOST_UNKNOWN = 0.5
 
 
@@ -65,7 +65,7 @@ class CollectiveForecast:
 
     @property
     def subject(self) -> str:
-        """What is predicted, for people."""
+        """The predicted operation, in words."""
         return f"{self.backend} {self.operation}"
 
 
@@ -104,13 +104,13 @@ class StepForecast:
 
     @property
     def subject(self) -> str:
-        """What is predicted, for people."""
+        """The predicted hook."""
         return self.hook
 
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEvenForecast:
-    """The density below which top-k beats sending gradients whole, on one network. None is an empty cell."""
+    """The density below which top-k beats dense gradients, on one network. None is an empty cell."""
 
     kind: str = PREDICTED
     about: str = "break_even"
@@ -136,12 +136,12 @@ class BreakEvenForecast:
 
     @property
     def subject(self) -> str:
-        """What is predicted, for people."""
+        """The predicted workload."""
         return self.workload
 
 
 AnyForecast = CollectiveForecast | StepForecast | BreakEvenForecast
-#: Of one table of all that is predicted: a row leaves those empty that it has not.
+#: Columns of one table of all rows; a row leaves the columns of other kinds empty.
 COLUMNS = tuple(
     dict.fromkeys(each.name for row in (CollectiveForecast, StepForecast, BreakEvenForecast) for each in fields(row))
 )
@@ -154,7 +154,7 @@ def row_to_json(row: AnyForecast) -> JsonObject:
 
 @dataclass(frozen=True, kw_only=True)
 class Networks:
-    """The networks that are asked about."""
+    """The requested networks."""
 
     world_sizes: Sequence[int]
     rates_bps: Sequence[float | None]
@@ -162,30 +162,30 @@ class Networks:
     ranks_per_node: int = 1
 
     def __iter__(self) -> Iterator[tuple[float | None, int]]:
-        """Each rate, and with it each number of ranks."""
+        """Iterate over rates and, for each, numbers of ranks."""
         return iter(itertools.product(self.rates_bps, self.world_sizes))
 
     def named(self, world_size: int, rate_bps: float | None) -> dict[str, Any]:
-        """The columns that name one."""
+        """Return the columns that name a network."""
         rate = "" if rate_bps is None else format_link_rate(rate_bps)
         return {"world_size": world_size, "ranks_per_node": self.ranks_per_node, "rate": rate}
 
 
 def collective_forecasts(
-    network: GrowingNetwork, asked: Networks, sizes: Sequence[int] | None = None
+    network: GrowingNetwork, networks: Networks, sizes: Sequence[int] | None = None
 ) -> list[CollectiveForecast]:
-    """Predict every operation that was measured; a row says why where it cannot be.
+    """Predict every measured operation; a row that cannot be predicted has the reason.
 
     Args:
         network: as measured.
-        asked: on which networks.
-        sizes: message sizes in bytes; None: up to three of those measured.
+        networks: the requested networks.
+        sizes: message sizes in bytes; None: up to three of the measured sizes.
     """
     rows = []
     for family, curve in network.curves.items():
-        for (rate, ranks), size in itertools.product(asked, sizes or _some_sizes(curve)):
-            named = family._asdict() | asked.named(ranks, rate) | {"message_bytes": size}
-            rows.append(_collective(family, curve, named, rate, asked.ranks_per_node))
+        for (rate, ranks), size in itertools.product(networks, sizes or _some_sizes(curve)):
+            named = family._asdict() | networks.named(ranks, rate) | {"message_bytes": size}
+            rows.append(_collective(family, curve, named, rate, networks.ranks_per_node))
     return rows
 
 
@@ -201,7 +201,7 @@ def _collective(
         subject = f"{family.backend} {family.operation}"
         reason = _unknown_start_up(subject, f"{subject} of {format_size(size)}")
         return CollectiveForecast(**named, status="unsupported", reason=reason)
-    together = ranks // ranks_per_node if family.pattern == "cross" else ranks  # of a group: its size is what counts
+    together = ranks // ranks_per_node if family.pattern == "cross" else ranks  # ranks of a group
     busbw = OPERATIONS[family.operation].busbw_factor(together) * algbw_GBps(size, estimate.time_us)
     return CollectiveForecast(
         **named,
@@ -221,7 +221,7 @@ def _unknown_start_up(subject: str, prediction: str) -> Reason:
 
 
 def _some_sizes(curve: GrowingCurve) -> list[int]:
-    """The smallest, the middle and the largest size that were measured on the most ranks."""
+    """Return the smallest, the middle and the largest size that were measured on the most ranks."""
     sizes = list(curve.measured[-1].curve.sizes)
     return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
 
@@ -230,13 +230,14 @@ def _some_sizes(curve: GrowingCurve) -> list[int]:
 
 
 def training_forecasts(
-    trained: TrainedWorkload, network: GrowingNetwork, asked: Networks, hooks: Iterable[str] | None = None
+    trained: TrainedWorkload, network: GrowingNetwork, networks: Networks, hooks: Iterable[str] | None = None
 ) -> tuple[list[StepForecast], list[BreakEvenForecast]]:
     """Predict a workload's training on each network.
 
     Returns:
-        The step of every hook that was trained, or of ``hooks``, at its best bucket size; and below which density top-k
-        beats the best step that sends gradients whole in float32.
+        The step of every trained hook, or of ``hooks``, at its best bucket size; and the density below which top-k
+        beats
+        the best step with dense float32 gradients.
 
     Raises:
         InputError: as `TrainedWorkload.model`.
@@ -245,24 +246,24 @@ def training_forecasts(
     model = model_on_own_cores(trained.model(network), oversubscription)
     caps = candidate_caps(trained.facts, most=_CAPS)
     held_out = trained.held_out(network)
-    known = {**trained.identity_columns, "held_out_error": held_out.error, "held_out_over": held_out.over}
+    columns = {**trained.identity_columns, "held_out_error": held_out.error, "held_out_over": held_out.over}
     chosen = list(hooks or trained.hooks)
     steps, break_evens = [], []
-    for rate, ranks in asked:
-        there = network.at(trained.backend, ranks, rate_bps=rate, ranks_per_node=asked.ranks_per_node)
-        uncertain = UncertainSteps.on(model, there, held_out)
-        named = {**known, **asked.named(ranks, rate)}
+    for rate, ranks in networks:
+        target = network.at(trained.backend, ranks, rate_bps=rate, ranks_per_node=networks.ranks_per_node)
+        uncertain = UncertainSteps.on(model, target, held_out)
+        named = {**columns, **networks.named(ranks, rate)}
         steps += [
             _step(
                 uncertain,
                 hook,
                 caps,
                 {**named, "hook": hook, "ranks_a_core": oversubscription},
-                is_lower_bound=there.is_lower_bound,
+                is_lower_bound=target.is_lower_bound,
             )
             for hook in chosen
         ]
-        break_evens.append(_break_even(uncertain, caps, named, is_lower_bound=there.is_lower_bound))
+        break_evens.append(_break_even(uncertain, caps, named, is_lower_bound=target.is_lower_bound))
     return steps, break_evens
 
 
@@ -294,10 +295,10 @@ def _step(
 
 
 def _rests_on(steps: UncertainSteps, cases: Iterable[TrainingCase], *, is_lower_bound: bool) -> dict[str, Any]:
-    """Of the network that steps are predicted on: how far off such predictions were, and the interval's level."""
-    found = [steps.network.estimate(*message) for case in cases for message in steps.sent(case)]
-    errors = [one.held_out_error for one in found if one.held_out_error is not None]
-    is_known = steps.held_out.error is not None and all(one.level is not None for one in found)
+    """Return the largest held-out error of the collectives that steps use, and the interval's level."""
+    estimates = [steps.network.estimate(*message) for case in cases for message in steps.sent(case)]
+    errors = [estimate.held_out_error for estimate in estimates if estimate.held_out_error is not None]
+    is_known = steps.held_out.error is not None and all(estimate.level is not None for estimate in estimates)
     return {"network_error": max(errors, default=None), "level": LEVEL if is_known and not is_lower_bound else None}
 
 
@@ -308,7 +309,7 @@ def _break_even(
         reason = _unknown_start_up(named["workload"], f"Whether top-k pays for {named['workload']}")
         return BreakEvenForecast(**named, status="unsupported", reason=reason)
     try:
-        found, interval = steps.break_even(caps)
+        break_even, interval = steps.break_even(caps)
         top_k = [name for name in steps.likely.hooks if parse_hook(name)["hook"] == TOP_K]
         both = [hook_case(steps.likely, hook, DEFAULT_CAP) for hook in (NONE, *top_k)]
         rests_on = _rests_on(steps, both, is_lower_bound=is_lower_bound)
@@ -317,9 +318,9 @@ def _break_even(
     return BreakEvenForecast(
         **named,
         **rests_on,
-        dense_step_ms=found.dense_ms,
-        density=found.density,
+        dense_step_ms=break_even.dense_ms,
+        density=break_even.density,
         density_low=interval.low,
         density_high=interval.high,
-        byte_density=found.byte_density,
+        byte_density=break_even.byte_density,
     )
