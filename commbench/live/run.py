@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.errors import InputError
+from commbench.errors import InputError, LaunchError
 from commbench.launch.events import Session
 from commbench.launch.facts import header_fields, refuse_other_conditions
 from commbench.launch.tables import write_tables
@@ -323,11 +323,15 @@ def _is_of(entry: Launch, options: LiveOptions) -> bool:
 
 def _completed(path: Path) -> Iterator[str]:
     """Finish a run if rank 0 could not; yield its conclusion."""
+    trouble = ""
     with Store.open(path, {"plan": read_info(path).get("plan", {})}) as store:
-        if store.info.get("status") == "running":
-            store.update(launches=[_ended(entry) for entry in store.info.get("launches") or ()])
-            _finish(store, recommend(store.training_records, store.info))
         conclusion = recommend(store.training_records, store.info)
+        try:
+            if store.info.get("status") == "running":
+                store.update(launches=[_ended(entry) for entry in store.info.get("launches") or ()])
+                _finish(store, conclusion)
+        except LaunchError as error:
+            trouble = f"Not all results could be written: {error}"
         reason = store.info.get("reason", "")
     if conclusion is None:
         yield f"Tuning ended before anything was compared{': ' if reason else ''}{reason}."
@@ -335,7 +339,7 @@ def _completed(path: Path) -> Iterator[str]:
         yield " ".join([headline(conclusion), *safe_sentences(conclusion), conclusion.reason])
         for title, text in snippets(conclusion) if conclusion.verdict == "change" else ():
             yield from filter(None, [title, *(f"    {line}".rstrip() for line in text.splitlines())])
-    yield f"Results: {path}; `commbench report {path}` draws them."
+    yield trouble or f"Results: {path}; `commbench report {path}` draws them."
 
 
 def _ended(entry: Launch) -> Launch:

@@ -167,6 +167,22 @@ def test_a_full_disk_stops_writing_and_nothing_else(
     assert (1, "running") == (len(found.training_records), found.info["status"])
 
 
+def test_a_disk_that_is_still_full_does_not_hide_the_conclusion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Conclude from the records on disk, and say that the rest could not be written."""
+    out = tmp_path / "mine"
+    run_script(out, "killed")
+
+    def fail(_store: Store, **_entries: object) -> None:
+        raise LaunchError("no space is left; make room.")
+
+    monkeypatch.setattr(Store, "update", fail)
+    first, *_, last = complete(make_options(out))
+    assert "change to 5 MiB buckets" in first
+    assert "Not all results could be written: no space is left; make room." == last
+
+
 @pytest.mark.parametrize("ending", ["ended", "killed"])
 def test_a_script_that_ends_before_the_decision(tmp_path: Path, ending: str) -> None:
     """Conclude from what there is, by the process itself or, if it was killed, by the command."""
