@@ -7,7 +7,7 @@ from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.stragglers import Findings, find_stragglers
 from commbench.engine.records import Row
 from commbench.results import Run, once_per_run
-from commbench.results.sharing import of_interconnect
+from commbench.results.info import of_interconnect
 
 
 @once_per_run

@@ -16,8 +16,7 @@ from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.records import Record, Row
-from commbench.results.info import RunInfo
-from commbench.results.sharing import measures_interconnect
+from commbench.results.info import RunInfo, measures_interconnect
 from commbench.results.summary import RowKey, keyed_records, keyed_rows
 
 Floats = NDArray[np.float64]

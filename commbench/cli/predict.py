@@ -38,7 +38,7 @@ from commbench.errors import InputError, check_choice, noting
 from commbench.hooks.registry import parse_hook
 from commbench.report.prediction import render_basis, render_break_evens, render_collectives, render_steps
 from commbench.results import Run, load_run
-from commbench.results.sharing import measures_interconnect, shares_gpu
+from commbench.results.info import measures_interconnect, shares_gpu
 from commbench.results.tables import csv_text
 from commbench.units import format_link_rate, format_size, parse_link_rate, parse_sizes
 

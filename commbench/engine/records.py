@@ -439,6 +439,3 @@ class OverlapRow:
     overlap_percent: float | None = column("max(0, 100 (1 - (overall - compute) / pure)), OSU's definition")
     overlap_percent_ci_low: float | None = column("its 95 % interval, low end")
     overlap_percent_ci_high: float | None = column("and its high end")
-
-
-OVERLAP_COLUMNS = columns_of(OverlapRow)

@@ -7,8 +7,8 @@ from commbench.analysis.stragglers import find_stragglers
 from commbench.engine.records import Row
 from commbench.results import Run, Store
 from commbench.results.files import BUCKETS, DDP, MODEL, OVERLAP, PAIRS, PREDICTIONS, SUMMARY, encode
+from commbench.results.info import of_interconnect
 from commbench.results.record_types import collective_records
-from commbench.results.sharing import of_interconnect
 from commbench.results.tables import table_csv, table_of
 from commbench.tuner.predictions import PredictionRow, prediction_rows
 

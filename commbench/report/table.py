@@ -17,9 +17,8 @@ from commbench.errors import shared_cause
 from commbench.report.columns import Cell, Column, Flagged, Table, number, printed, size_column, tabulate, tone_of
 from commbench.report.formats import launches_of, microseconds, percent, short, time_with_interval
 from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
-from commbench.results.info import RunInfo
+from commbench.results.info import RunInfo, measures_interconnect
 from commbench.results.overhead import Overhead
-from commbench.results.sharing import measures_interconnect
 from commbench.stats.budgets import BUDGETS
 from commbench.units import counted, format_size
 

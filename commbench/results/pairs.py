@@ -14,7 +14,7 @@ from commbench import stats
 from commbench.collectives.cases import Case
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import join_flags
-from commbench.engine.records import SCHEMA, PairTable, Record, column, columns_of
+from commbench.engine.records import SCHEMA, PairTable, Record, column
 from commbench.errors import Reason
 from commbench.results.info import RunInfo
 from commbench.results.summary import MANY_LAUNCHES, condition_flags, joined_texts, records_by_case
@@ -65,9 +65,6 @@ class PairRow:
     status: str = column("ok or wrong", "ok")
     reason: str = column("one sentence where status is not ok", "")
     flags: str = column("warnings about the row, separated by ;", "")
-
-
-PAIR_COLUMNS = columns_of(PairRow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +226,7 @@ def _columns(matrix: Matrix, info: RunInfo) -> dict[str, Any]:
         "ratio_to_typical": matrix.ratio_to_typical,
         "wrong": matrix.wrong,
         "status": np.where(matrix.is_sound, "ok", "wrong"),
-        "reason": np.where(matrix.is_sound, "", "the data differs from the known answer"),
+        "reason": np.where(matrix.is_sound, "", _WRONG),
         "flags": _flags(matrix, launches, info),
     }
 

@@ -14,8 +14,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import add_flag, join_flags, raised_flags
 from commbench.engine.records import SCHEMA, GroupTimes, Overlap, OverlapRow, PairTable, Record, Row
-from commbench.results.info import RunInfo
-from commbench.results.sharing import ranks_per_gpu, shares_gpu
+from commbench.results.info import RunInfo, ranks_per_gpu, shares_gpu
 from commbench.system.process import without_collector
 from commbench.units import algbw_GBps
 

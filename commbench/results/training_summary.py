@@ -14,8 +14,7 @@ from commbench.ddp.plan.cases import CALIBRATE, PRECISIONS, TrainingCase, hook_p
 from commbench.ddp.plan.records import Bucket, BucketRow, TrainingRecord, TrainingRow
 from commbench.engine.flags import add_flag, join_flags, raised_flags
 from commbench.engine.records import SCHEMA
-from commbench.results.info import RunInfo
-from commbench.results.sharing import ranks_per_gpu
+from commbench.results.info import RunInfo, ranks_per_gpu
 from commbench.results.summary import condition_flags, is_wide, joined_texts, launch_flags, metered
 from commbench.results.trained import (
     EqualLosses,

@@ -10,7 +10,7 @@ import numpy as np
 
 from commbench.errors import InputError
 from commbench.stats.hierarchy import RunRatio, split_runs
-from commbench.stats.intervals import NORMAL, Floats, Interval, Values
+from commbench.stats.intervals import NORMAL, Floats, Interval, Values, detectable_effect
 from commbench.stats.ratios import (
     MOST_LAUNCHES,
     POWER,
@@ -23,7 +23,6 @@ from commbench.stats.ratios import (
     widening,
 )
 from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
-from commbench.stats.student import detectable_effect
 
 #: The largest relative difference that does not matter, wherever times are compared.
 MARGIN = 0.02

@@ -7,9 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from commbench.stats.intervals import Floats, Interval
+from commbench.stats.intervals import Floats, Interval, student_p, student_t
 from commbench.stats.ratios import resampled_medians
-from commbench.stats.student import student_p, student_t
 
 _RESAMPLES = 2000
 #: The largest logarithm of a finite number: two runs give nearly unbounded intervals.

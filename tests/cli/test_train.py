@@ -14,7 +14,8 @@ import pytest
 from launching import HERE, marked_environment
 
 from commbench import cli
-from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, TrainingRecord
+from commbench.ddp.plan.records import DDP_COLUMNS, BucketRow, TrainingRecord
+from commbench.engine.records import columns_of
 from commbench.launch.launchers import MpirunLauncher
 from commbench.results import load_run
 
@@ -144,7 +145,7 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(tmp_path: 
 
 def check_tables(folder: Path, rows: dict[tuple[str, str], dict[str, str]]) -> None:
     """Find in ``buckets.csv`` the buckets that ``ddp.csv`` counts, and half the bytes with half precision."""
-    buckets = read_csv(folder / "buckets.csv", BUCKET_COLUMNS)
+    buckets = read_csv(folder / "buckets.csv", columns_of(BucketRow))
     for (hook, cap), row in rows.items():
         own = [each for each in buckets if (hook, cap) == (each["hook"], each["bucket_cap_mb"])]
         assert row["bucket_count"] == str(len(own))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.ddp.plan.layout import MIB, bucket_sizes, caps_bytes, group_by_layout, initial_layout, rebuilt_layout
+from commbench.ddp.plan.layout import MIB, bucket_sizes, caps_bytes, group_by_layout, rebuilt_layout
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 
 CAPS = ("default", "0.0001", "0.02", "0.5", "1", "4", "25", "1000", "0.001+0.03", "1+5+25", "2+0.01")
@@ -84,14 +84,6 @@ def test_static_graph_makes_the_same_buckets(seen: dict[str, Any], name: str) ->
     """Apply one rule with a static graph and without."""
     sizes = [{cap: ddp["sizes"] for cap, ddp in seen[name][kind].items()} for kind in ("ddp", "static")]
     assert sizes[0] == sizes[1]
-
-
-@pytest.mark.parametrize(("name", "cap"), [(name, cap) for name, caps in ASKED.items() for cap in caps])
-def test_first_step_has_the_initial_buckets(seen: dict[str, Any], name: str, cap: str) -> None:
-    """Start with one bucket a dtype, or with those of a list."""
-    numels, itemsizes, dtypes = columns(seen[name])
-    layout = initial_layout(numels, itemsizes, dtypes, cap)
-    assert seen[name]["ddp"][cap]["initial_sizes"] == list(bucket_sizes(layout, numels, itemsizes))
 
 
 def test_models_tell_bucket_sizes_apart(seen: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ pytest.importorskip("numba")
 
 from commbench.errors import InputError, WrongDataError
 from commbench.hooks.compression import kernels
-from commbench.hooks.compression.selection import ExactSelector, TopKSelector, decode_add, prepare
+from commbench.hooks.compression.selection import TopKSelector, decode_add, prepare
 from commbench.hooks.message import payload_bytes
 
 DENSITIES = (0.001, 0.01, 0.03, 0.3, 1.0)
@@ -124,9 +124,7 @@ def test_without_ties_the_set_is_that_of_argpartition(density: float) -> None:
     gradient = np.random.default_rng(0).permutation(np.arange(1, N + 1)).astype(np.float32)
     gradient[::2] *= -1
     expected = np.sort(np.argpartition(np.abs(gradient), N - k)[N - k :])
-    fast, exact = (send(kind(N, k), gradient, None) for kind in (TopKSelector, ExactSelector))
-    assert np.array_equal(expected, np.sort(exact.indices))
-    assert np.array_equal(expected, np.sort(fast.indices))
+    assert np.array_equal(expected, np.sort(send(TopKSelector(N, k), gradient, None).indices))
 
 
 def test_no_more_candidates_than_there_is_room_for() -> None:
@@ -196,10 +194,9 @@ def test_small_elements_have_their_turn_with_feedback() -> None:
 
 
 @pytest.mark.parametrize("value_dtype", VALUE_TYPES)
-@pytest.mark.parametrize("selector_type", [TopKSelector, ExactSelector])
-def test_nothing_is_lost_over_steps(selector_type: type[TopKSelector], value_dtype: Any) -> None:
+def test_nothing_is_lost_over_steps(value_dtype: Any) -> None:
     """Let all that was sent in 50 steps and what stays at the end add up to all gradients."""
-    selector = selector_type(N, 200, value_dtype=value_dtype)
+    selector = TopKSelector(N, 200, value_dtype=value_dtype)
     residual, arrived, wanted = np.zeros(N, dtype=np.float32), np.zeros(N), np.zeros(N)
     for step in range(50):
         gradient = make("student t2", seed=step)
@@ -215,16 +212,13 @@ def test_nothing_is_lost_over_steps(selector_type: type[TopKSelector], value_dty
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", [0, 5000, N - 1])
 @pytest.mark.parametrize("where", ["gradient", "residual"])
-@pytest.mark.parametrize("selector_type", [TopKSelector, ExactSelector])
-def test_what_is_not_finite_is_told_to_all(
-    selector_type: type[TopKSelector], where: str, position: int, bad: float
-) -> None:
+def test_what_is_not_finite_is_told_to_all(where: str, position: int, bad: float) -> None:
     """Leave both residuals alone and send NaN in valid slots, in either type of value."""
     inputs: dict[str, Any] = {"gradient": make("gauss"), "residual": make("gauss", seed=1)}
     inputs[where][position] = bad
     before, other = inputs["residual"].copy(), np.full(N, 3, dtype=np.float32)
     for value_dtype in VALUE_TYPES:
-        selector = selector_type(N, 55, value_dtype=value_dtype)  # type: ignore[arg-type] # a str by its type only
+        selector = TopKSelector(N, 55, value_dtype=value_dtype)  # type: ignore[arg-type] # a str by its type only
         payload = np.zeros(selector.payload_bytes, dtype=np.uint8)
         assert not selector.encode(**inputs, payload=payload)
         assert not selector.encode(**inputs, payload=payload, out_residual=other)
@@ -235,12 +229,11 @@ def test_what_is_not_finite_is_told_to_all(
     assert 3 == other.min() == other.max()
 
 
-@pytest.mark.parametrize("selector_type", [TopKSelector, ExactSelector])
-def test_a_sum_that_overflows_is_not_finite(selector_type: type[TopKSelector]) -> None:
+def test_a_sum_that_overflows_is_not_finite() -> None:
     """Notice that two finite numbers have an infinite sum."""
     gradient = np.zeros(1000, dtype=np.float32)
     gradient[77] = 3e38
-    assert not send(selector_type(1000, 3), gradient, gradient.copy()).finite
+    assert not send(TopKSelector(1000, 3), gradient, gradient.copy()).finite
 
 
 def test_a_step_that_is_not_finite_does_no_harm_to_the_next() -> None:
@@ -255,10 +248,9 @@ def test_a_step_that_is_not_finite_does_no_harm_to_the_next() -> None:
 
 
 @pytest.mark.parametrize("value_dtype", VALUE_TYPES)
-@pytest.mark.parametrize("selector_type", [TopKSelector, ExactSelector])
-def test_where_the_new_residual_goes_changes_nothing_else(selector_type: type[TopKSelector], value_dtype: Any) -> None:
+def test_where_the_new_residual_goes_changes_nothing_else(value_dtype: Any) -> None:
     """Select alike in place, beside, from no residual and from zeros; write only what is to be written."""
-    selector = selector_type(N, 555, value_dtype=value_dtype)
+    selector = TopKSelector(N, 555, value_dtype=value_dtype)
     gradient, residual = make("student t2"), make("student t2", seed=1)
     kept = gradient.copy(), residual.copy()
     in_place = send(selector, gradient, residual)
@@ -287,11 +279,10 @@ def test_fewer_than_k_that_are_not_zero() -> None:
     assert np.array_equal(gradient, decoded(sent, 1000))
 
 
-@pytest.mark.parametrize("selector_type", [TopKSelector, ExactSelector])
-def test_density_one_is_dense(selector_type: type[TopKSelector]) -> None:
+def test_density_one_is_dense() -> None:
     """Send everything where there is a slot for everything."""
     gradient = make("few values")
-    sent = send(selector_type(N, N), gradient, np.zeros(N, dtype=np.float32))
+    sent = send(TopKSelector(N, N), gradient, np.zeros(N, dtype=np.float32))
     assert np.array_equal(gradient, decoded(sent, N))
     assert sent.rest is not None
     assert not sent.rest.any()

@@ -120,7 +120,6 @@ def ask_ddp(model: Any, loss: Loss, cap: str, *, static: bool) -> dict[str, list
     logged = ddp._get_ddp_logging_data()
     numbers = logged["rebuilt_per_bucket_param_indices"].split(", ")
     return {
-        "initial_sizes": [int(size) for size in logged["bucket_sizes"].split(", ")],
         "sizes": [int(size) for size in logged["rebuilt_bucket_sizes"].split(", ")],
         "indices": [[int(index) for index in bucket.split()] for bucket in numbers],
     }

@@ -12,8 +12,8 @@ import pytest
 from builders import KIB, STEADY, make_case, make_info, make_launches, make_record
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, Bucket, TrainingRecord
-from commbench.engine.records import GroupTimes, Overlap, PairTimes, Record
+from commbench.ddp.plan.records import DDP_COLUMNS, Bucket, BucketRow, TrainingRecord
+from commbench.engine.records import GroupTimes, Overlap, PairTimes, Record, columns_of
 from commbench.errors import InputError, LaunchError
 from commbench.launch.tables import write_tables
 from commbench.results import Store, check_out, load_run
@@ -217,7 +217,7 @@ def test_tables_are_written_for_what_there_is(tmp_path: Path, records: list[AnyR
     run = load_run(tmp_path / "mine")
     for name, text in {
         "ddp.csv": csv_text(run.training_rows, DDP_COLUMNS),
-        "buckets.csv": csv_text(run.bucket_rows, BUCKET_COLUMNS),
+        "buckets.csv": csv_text(run.bucket_rows, columns_of(BucketRow)),
     }.items():
         assert name not in tables or text == (tmp_path / "mine" / name).read_text()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kept import RESULTS
 from pages import make_run
 
-from commbench.ddp.plan.records import BUCKET_COLUMNS, DDP_COLUMNS, BucketRow, TrainingRow
+from commbench.ddp.plan.records import DDP_COLUMNS, BucketRow, TrainingRow
 from commbench.engine.records import OverlapRow, Row, columns_of
 from commbench.results.pairs import PairRow
 from commbench.results.tables import column_dtypes, csv_text, table_csv, table_of
@@ -36,7 +36,7 @@ def test_every_table_has_its_columns() -> None:
     """Write the header of any table, and its rows under it."""
     for row, columns in (
         (TrainingRow(hook="topk", density=0.01), DDP_COLUMNS),
-        (BucketRow(hook="topk"), BUCKET_COLUMNS),
+        (BucketRow(hook="topk"), columns_of(BucketRow)),
     ):
         header, line = csv.reader(io.StringIO(csv_text([row], columns)))
         assert (list(columns), "topk") == (header, line[columns.index("hook")])

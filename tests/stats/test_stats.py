@@ -30,7 +30,7 @@ from commbench.stats import (
     ratio_interval,
     warmup_count,
 )
-from commbench.stats.student import student_t
+from commbench.stats.intervals import student_t
 
 Floats = NDArray[np.float64]
 

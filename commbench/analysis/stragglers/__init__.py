@@ -9,9 +9,8 @@ from commbench.analysis.stragglers.findings import Family, Findings, Straggler, 
 from commbench.analysis.stragglers.judging import ALPHA, RELEVANT
 from commbench.analysis.stragglers.matrix import judge_matrix
 from commbench.engine.records import Record
-from commbench.results.info import RunInfo
+from commbench.results.info import RunInfo, of_interconnect, shares_gpu
 from commbench.results.pairs import Matrix
-from commbench.results.sharing import of_interconnect, shares_gpu
 
 __all__ = ["ALPHA", "RELEVANT", "Family", "Findings", "Straggler", "find_stragglers"]
 

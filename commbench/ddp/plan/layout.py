@@ -19,7 +19,6 @@ from commbench.ddp.plan.workload import WorkloadFacts
 MIB = 1 << 20
 #: Caps of DDP's default in bytes: ``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``, then 25 MiB.
 DEFAULT_CAPS = (MIB, 25 * MIB)
-_NO_CAP = (1 << 63) - 1
 
 #: Parameter indices of each bucket, in the order of sending.
 Layout: TypeAlias = tuple[tuple[int, ...], ...]
@@ -54,18 +53,6 @@ def rebuilt_layout(
     """
     sizes = [numel * itemsize for numel, itemsize in zip(numels, itemsizes, strict=True)]
     return _assign(sizes, dtypes, ready_order, caps)
-
-
-def initial_layout(
-    numels: Sequence[int], itemsizes: Sequence[int], dtypes: Sequence[Hashable], bucket_cap_mb: str
-) -> Layout:
-    """Return the buckets of the first step: one for each dtype, unless there is a list of caps.
-
-    The order is that of registration, backwards. Arguments are those of `rebuilt_layout` and `caps_bytes`.
-    """
-    sizes = [numel * itemsize for numel, itemsize in zip(numels, itemsizes, strict=True)]
-    caps = caps_bytes(bucket_cap_mb) if "+" in bucket_cap_mb else [_NO_CAP]
-    return tuple(sorted(_assign(sizes, dtypes, range(len(sizes)), caps), key=min, reverse=True))
 
 
 def bucket_sizes(layout: Layout, numels: Sequence[int], itemsizes: Sequence[int]) -> tuple[int, ...]:

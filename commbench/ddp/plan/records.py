@@ -237,4 +237,3 @@ class BucketRow:
 
 
 DDP_COLUMNS = columns_of(TrainingRow)
-BUCKET_COLUMNS = columns_of(BucketRow)

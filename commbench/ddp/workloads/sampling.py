@@ -109,8 +109,3 @@ def labelled_patterns(shape: Sequence[int], batch_size: int, *, strength: float,
         labels = torch.randint(CLASSES, (batch_size,), generator=own)
         made.append((patterns[labels] + torch.randn(batch_size, *shape, generator=own), labels))
     return cycled(made)
-
-
-def parameter_count(model: nn.Module) -> int:
-    """Return the number of elements of all parameters, each counted once."""
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -32,7 +32,7 @@ class TopKSelector:
         self.k = k
         self.value_dtype: ValueType = value_dtype
         self.payload_bytes = payload_bytes(k, value_dtype)
-        self._scratch = self._make_scratch()
+        self._scratch = kernels.make_scratch(n, k)
 
     def encode(
         self,
@@ -91,9 +91,6 @@ class TopKSelector:
                     "The new residual overlaps the gradient or part of the old one; give it memory of its own."
                 )
 
-    def _make_scratch(self) -> kernels.Scratch | None:
-        return kernels.make_scratch(self.n, self.k)
-
     def _select(
         self, gradient: Floats, residual: Floats | None, rest: Floats | None, step: int, indices: NDArray[np.int32]
     ) -> int:
@@ -102,30 +99,6 @@ class TopKSelector:
         if residual is None and rest is not None and count != kernels.NOT_FINITE:
             rest[:] = gradient
         return count
-
-
-class ExactSelector(TopKSelector):
-    """The plain reference in numpy: it sends what ``torch.topk`` would, with ties and zeros in any order."""
-
-    def _make_scratch(self) -> None:
-        return None
-
-    def _select(
-        self,
-        gradient: Floats,
-        residual: Floats | None,
-        rest: Floats | None,
-        step: int,  # noqa: ARG002 - ties come in any order
-        indices: NDArray[np.int32],
-    ) -> int:
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = gradient if residual is None else gradient + residual
-        if not np.isfinite(total).all():
-            return kernels.NOT_FINITE
-        indices[:] = np.argpartition(np.abs(total), self.n - self.k)[self.n - self.k :]
-        if rest is not None:
-            rest[:] = total
-        return self.k
 
 
 def decode_add(payload: Payload, n: int, k: int, value_dtype: ValueType, into: Floats) -> None:

@@ -18,8 +18,8 @@ from commbench.collectives.operations import find_operation
 from commbench.engine.records import Row
 from commbench.errors import InputError
 from commbench.results import Run
+from commbench.results.info import measures_interconnect
 from commbench.results.overhead import ALIKE
-from commbench.results.sharing import measures_interconnect
 
 #: Columns of the plugin's configuration (NCCL, plugins/tuner/example, README); -1 stands for any.
 HEADING = (

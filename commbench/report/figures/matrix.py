@@ -19,8 +19,8 @@ from commbench.report.figures.drawing import BAD, PAPER, Drawing, Style, draw, s
 from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.report.matrix import name_range, rate_unit, why_unjudged
 from commbench.results import Run
+from commbench.results.info import shares_gpu
 from commbench.results.pairs import Matrix
-from commbench.results.sharing import shares_gpu
 from commbench.units import counted, format_size, three_digits
 
 if TYPE_CHECKING:

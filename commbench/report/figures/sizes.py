@@ -39,8 +39,7 @@ from commbench.report.figures.words import (
     varying,
 )
 from commbench.results import Run
-from commbench.results.info import RunInfo
-from commbench.results.sharing import measures_interconnect
+from commbench.results.info import RunInfo, measures_interconnect
 from commbench.units import counted, format_size, three_digits
 
 #: Patterns without a curve: a matrix has its own figure.

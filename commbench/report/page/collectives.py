@@ -36,9 +36,9 @@ from commbench.report.scaling import growth_text
 from commbench.report.state import counted_energy, explain_time
 from commbench.report.table import TIME_SLICES, columns_of, title_of
 from commbench.results import PAIRS, SUMMARY, Run
+from commbench.results.info import measures_interconnect
 from commbench.results.overhead import Overhead, overheads
 from commbench.results.pairs import PairRow, pair_table
-from commbench.results.sharing import measures_interconnect
 from commbench.results.tables import rows_of
 from commbench.units import format_size
 

@@ -22,10 +22,9 @@ from commbench.report.page.parts import Finding
 from commbench.report.state import undecided, unfinished
 from commbench.report.table import ROWS, Things, format_time_us, warned
 from commbench.results import Run
-from commbench.results.info import is_complete
+from commbench.results.info import is_complete, measures_interconnect, shares_gpu
 from commbench.results.pairs import Matrix
 from commbench.results.recommendation import Recommendation, headline, learning_cost, safe_sentences, warnings_sentence
-from commbench.results.sharing import measures_interconnect, shares_gpu
 from commbench.system.environment import differing
 from commbench.tuner.predictions import predictions
 from commbench.units import counted, format_size

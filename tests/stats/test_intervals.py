@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from commbench.stats.student import detectable_effect, student_p, student_t
+from commbench.stats.intervals import detectable_effect, student_p, student_t
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from commbench.report.page.collectives import overhead_tables
 from commbench.report.page.conclusion import bandwidths, find_conclusion, latencies, pairs
 from commbench.report.table import TIME_SLICES
 from commbench.results import MODEL, PAIRS, Run, Store
-from commbench.results.sharing import shares_gpu
+from commbench.results.info import shares_gpu
 
 DOUBT = FLAGS["shared_gpu"].description
 
