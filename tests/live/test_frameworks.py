@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from launching import RANKS
 
 from commbench.results import load_run
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
+TRAININGS = Path(__file__).parents[2] / "benchmarks" / "trainings"
 STEPS, TUNED = 90, 80
+SMALL = ("--width", "128", "--layers", "3", "--batch", "4")
 #: Each framework's package, its script, and what starts the ranks; Lightning starts its second rank itself.
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 FRAMEWORKS = {"transformers": ("trainer.py", TORCHRUN), "lightning": ("lightning_fit.py", ())}
@@ -41,7 +42,7 @@ def test_an_unmodified_training_is_tuned_and_ends_alike(framework: str, tmp_path
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"needs {framework}")
     script, start = FRAMEWORKS[framework]
-    training = [*start, str(RANKS / script), str(STEPS), str(tmp_path / "output")]
+    training = [*start, str(TRAININGS / script), "--steps", str(STEPS), *SMALL]
     plain = run(training, tmp_path)
     assert 0 == plain.returncode, plain.stderr
     tune = ["-m", "commbench", "tune", "--steps", str(TUNED), "--out", "tuned", "--", sys.executable]
