@@ -15,7 +15,6 @@ from commbench.report.figures.drawing import (
     PALETTE,
     SERIES,
     Drawing,
-    draw,
     slug,
     theme_variables,
 )
@@ -36,12 +35,13 @@ def paint(figure: Figure) -> None:
 def drawn(**changes: Any) -> Drawing:
     """Return the drawing of it."""
     fields = {"name": "some-figure", "section": "training", "title": "Some", "caption": "Read it.", "alt": "Lines."}
-    return draw(paint, **{**fields, **changes})
+    return Drawing(paint=paint, **{**fields, **changes})
 
 
 def test_the_same_figure_is_the_same_bytes() -> None:
     """Draw twice: no time, no random id."""
-    assert drawn() == drawn()
+    first, second = drawn(), drawn()
+    assert (first.svg, first.png) == (second.svg, second.png)
     assert "202" not in re.sub(r"<image[^>]*>|[\d.]*\d", "", drawn().svg)
 
 
@@ -100,8 +100,8 @@ def test_text_stays_text_in_the_font_of_the_page() -> None:
 
 def test_what_xml_cannot_hold_is_replaced() -> None:
     """Names of hosts may hold anything."""
-    odd = draw(
-        lambda figure: figure.text(0.5, 0.5, "a\x1b[31mb\x00 漢字"),  # type: ignore[arg-type,return-value] # returns a text
+    odd = Drawing(
+        paint=lambda figure: figure.text(0.5, 0.5, "a\x1b[31mb\x00 漢字"),  # type: ignore[arg-type,return-value] # returns a text
         name="odd",
         section="topology",
         title="a\x00b",

@@ -14,7 +14,7 @@ from pages import FORMULA, HOST, Reader, make_hostile, make_run, read, write_run
 from commbench.engine.flags import FLAGS
 from commbench.errors import InputError
 from commbench.report.figures import all_figures
-from commbench.report.figures.drawing import draw
+from commbench.report.figures.drawing import Drawing
 from commbench.report.page import FIGURES, PAGE, check_writable, write_page
 from commbench.report.page.writing import render_page
 from commbench.results import load_run
@@ -65,7 +65,7 @@ def test_texts_of_runs_are_never_markup() -> None:
 
 def test_page_asks_nothing_of_the_network() -> None:
     """Have no address in any link or style, and a policy that forbids all but what is in the page."""
-    drawing = draw(lambda figure: figure.subplots().plot([1, 2]), **WORDS)
+    drawing = Drawing(paint=lambda figure: figure.subplots().plot([1, 2]), **WORDS)
     run = make_run(make_launches(STEADY))
     html = render_page([run], [drawing], beside=True)
     page = Reader(html)
@@ -86,7 +86,7 @@ WORDS: dict[str, Any] = {
 
 def test_figures_stand_in_their_section_with_caption_and_png() -> None:
     """Show a drawing beside the tables of its section, with a link to the PNG."""
-    drawing = draw(lambda figure: figure.subplots().plot([1, 2]), **WORDS)
+    drawing = Drawing(paint=lambda figure: figure.subplots().plot([1, 2]), **WORDS)
     page = Reader(render_page([make_run(make_launches(STEADY))], [drawing], beside=True))
     assert page.text.index("Collectives") < page.text.index("What they say.") < page.text.index("95 % CI")
     assert "figures/sizes.png" in page.links

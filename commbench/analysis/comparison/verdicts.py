@@ -160,17 +160,7 @@ def compare(
         name_b=str(run_b.path),
         is_complete=is_complete(run_b.info),
         margin=margin,
-        cases=tuple(
-            ComparedCase(
-                case=side_b[key].case,
-                group=key[1],
-                time_a_us=side_a[key].time_us,
-                time_b_us=float(median(side_b[key].medians_us)),
-                baselines=len(side_a[key].timed),
-                comparison=comparison,
-            )
-            for key, comparison in zip(well, comparisons, strict=True)
-        ),
+        cases=tuple(map(_compared, well, pairs, comparisons)),
         broken=(
             *_broken(side_a, side_b, [key for key in shared if key not in set(well)]),
             *(
@@ -182,6 +172,18 @@ def compare(
         only_in_b=tuple(dict.fromkeys(row.case for key, row in side_b.items() if key not in side_a)),
         differences=tuple(unlike),
         has_too_few_launches=_too_few([side_a[key] for key in well], comparisons, q),
+    )
+
+
+def _compared(key: RowKey, pair: tuple[Pooled, Measured], comparison: Comparison) -> ComparedCase:
+    a, b = pair
+    return ComparedCase(
+        case=b.case,
+        group=key[1],
+        time_a_us=a.time_us,
+        time_b_us=float(median(b.medians_us)),
+        baselines=len(a.timed),
+        comparison=comparison,
     )
 
 

@@ -19,7 +19,7 @@ from commbench.report.figures.axes import (
     nothing_here,
     plot_crosses,
 )
-from commbench.report.figures.drawing import INK, Drawing, Style, draw, slug
+from commbench.report.figures.drawing import INK, Drawing, Style, slug
 from commbench.report.figures.words import Group, Trial, groups, left_out, listed, number_text, sentences, setting_name
 from commbench.report.training import hook_label
 from commbench.results import Run
@@ -107,8 +107,8 @@ def places_of(caps: Sequence[str]) -> dict[str, float]:
 
 def _drawing(group: Group, lines: Sequence[Line]) -> Drawing:
     shown = lines[:MOST_SERIES]
-    return draw(
-        lambda figure: paint_lines(figure, shown),
+    return Drawing(
+        paint=lambda figure: paint_lines(figure, shown),
         name=slug("buckets", group.key),
         section="training",
         title=f"Step over bucket size: {group.name}",

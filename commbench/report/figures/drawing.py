@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -111,76 +112,58 @@ _REFERENCE = re.compile(r'(\bid="|"#|url\(#)')
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Drawing:
-    """One figure with its texts, ready for a page."""
+    """One figure, 5 inches wide, with its texts; it is drawn on first use, from the same data with the same bytes."""
 
+    paint: Callable[[Figure], None]
+    """Adds axes to an empty figure, in the light colours of `PALETTE`."""
     name: str
     """Of lower-case letters, digits and hyphens; unique on a page, the stem of the PNG's file name."""
     section: Section
     """The section of the page."""
     title: str
+    """Not part of the picture."""
     caption: str
     """How to read it and the main result; plain text."""
     alt: str
     """A description for readers who cannot see it; plain text."""
-    svg: str
-    """An ``<svg>`` element for HTML: escaped, its ids begin with the name."""
-    png: bytes
-    """The light version, 150 dpi."""
+    height_in: float = HEIGHT_IN
 
+    def __post_init__(self) -> None:
+        """Raise ValueError unless the name is a valid id."""
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", self.name):
+            raise ValueError(f"{self.name!r} is no name of a drawing")
 
-def draw(
-    paint: Callable[[Figure], None],
-    *,
-    name: str,
-    section: Section,
-    title: str,
-    caption: str,
-    alt: str,
-    height_in: float = HEIGHT_IN,
-) -> Drawing:
-    """Draw a figure 5 inches wide; the same data give the same bytes.
+    @property
+    def svg(self) -> str:
+        """An ``<svg>`` element for HTML: escaped, its ids begin with the name."""
+        return self._pictures[0]
 
-    Args:
-        paint: adds axes to an empty figure, in the light colours of `PALETTE`.
-        name: see `Drawing`.
-        section: see `Drawing`.
-        title: see `Drawing`; not part of the picture.
-        caption: see `Drawing`.
-        alt: see `Drawing`.
-        height_in: inches.
+    @property
+    def png(self) -> bytes:
+        """The light version, 150 dpi."""
+        return self._pictures[1]
 
-    Raises:
-        ValueError: the name is no valid id.
-    """
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    @cached_property
+    def _pictures(self) -> tuple[str, bytes]:
+        import matplotlib as mpl
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
-    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise ValueError(f"{name!r} is no name of a drawing")
-    # a person's own matplotlib style would change the bytes; setting the backend loads pyplot
-    plain = {key: value for key, value in mpl.rcParamsDefault.items() if key not in {"backend", "backend_fallback"}}
-    with mpl.rc_context(rc={**plain, **_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
-        # a character that the font lacks is a box in the PNG and right in the SVG
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure = Figure(figsize=(WIDTH_IN, height_in))
-        FigureCanvasAgg(figure)
-        paint(figure)
-        _clean_texts(figure)
-        svg, png = io.StringIO(), io.BytesIO()
-        figure.savefig(svg, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator")))
-        figure.savefig(png, format="png", dpi=PNG_DPI, facecolor=PAPER, metadata={"Software": None})
-    return Drawing(
-        name=name,
-        section=section,
-        title=title,
-        caption=caption,
-        alt=alt,
-        svg=_for_page(svg.getvalue(), name, title, alt),
-        png=png.getvalue(),
-    )
+        # a person's own matplotlib style would change the bytes; setting the backend loads pyplot
+        plain = {key: value for key, value in mpl.rcParamsDefault.items() if key not in {"backend", "backend_fallback"}}
+        with mpl.rc_context(rc={**plain, **_STYLE, "svg.hashsalt": self.name}), warnings.catch_warnings():
+            # a character that the font lacks is a box in the PNG and right in the SVG
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            figure = Figure(figsize=(WIDTH_IN, self.height_in))
+            FigureCanvasAgg(figure)
+            self.paint(figure)
+            _clean_texts(figure)
+            svg, png = io.StringIO(), io.BytesIO()
+            figure.savefig(svg, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator")))
+            figure.savefig(png, format="png", dpi=PNG_DPI, facecolor=PAPER, metadata={"Software": None})
+        return _for_page(svg.getvalue(), self.name, self.title, self.alt), png.getvalue()
 
 
 def theme_variables(theme: Literal["light", "dark"]) -> str:

@@ -18,7 +18,7 @@ from commbench.report.figures.axes import (
     look,
     plot_series,
 )
-from commbench.report.figures.drawing import Drawing, draw, slug
+from commbench.report.figures.drawing import Drawing, slug
 from commbench.report.figures.words import Group, groups, left_out, listed, prefixes, sentences, setting_name
 from commbench.report.state import counted_energy
 from commbench.results import Run
@@ -69,8 +69,8 @@ def _name(row: Row) -> str:
 def _of_operation(operation: str, energy_of: str, curves: Curves) -> Drawing:
     shown = dict(list(curves.items())[:MOST_SERIES])
     value, size, name = min((value, size, name) for name, points in curves.items() for size, value in points.items())
-    return draw(
-        lambda figure: paint_curves(figure, shown, energy_of),
+    return Drawing(
+        paint=lambda figure: paint_curves(figure, shown, energy_of),
         name=slug("energy", operation, energy_of),
         section="energy",
         title=f"Energy of {operation} over message size",
@@ -115,8 +115,8 @@ def _of_training(group: Group, energy_of: str, bars: Bars) -> Drawing:
     default = next((t.default.energy_J for t in group.trials if t.default and t.default in alike), None)
     joules = ranked[least].energy_J or 0.0
     share = f", {100 * joules / default:.0f} % of the default's" if default else ""
-    return draw(
-        lambda figure: paint_bars(figure, ranked, energy_of),
+    return Drawing(
+        paint=lambda figure: paint_bars(figure, ranked, energy_of),
         name=slug("energy", group.key or group.trials[0].rows[0].workload, energy_of),
         section="energy",
         title=f"Energy of a step: {group.name}",

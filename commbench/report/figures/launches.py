@@ -12,7 +12,7 @@ from commbench.ddp.plan.cases import CONFIRM, hook_position
 from commbench.engine.flags import split_flags
 from commbench.engine.records import Row
 from commbench.report.figures.axes import log_axis, look
-from commbench.report.figures.drawing import INK, MUTED, Drawing, draw
+from commbench.report.figures.drawing import INK, MUTED, Drawing
 from commbench.report.figures.words import cap_name, listed, prefixes, sentences
 from commbench.report.formats import launches_of
 from commbench.report.groups import brief
@@ -155,8 +155,8 @@ def _order(setting: Trained) -> tuple[int, tuple[float, ...]]:
 
 
 def _drawing(name: str, title: str, spreads: Sequence[Spread], total: int) -> Drawing:
-    return draw(
-        lambda figure: paint_spreads(figure, spreads),
+    return Drawing(
+        paint=lambda figure: paint_spreads(figure, spreads),
         name=name,
         section="launches",
         title=title,

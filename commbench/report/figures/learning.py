@@ -15,7 +15,7 @@ from commbench.ddp.plan.cases import CONFIRM, SWEEP
 from commbench.ddp.plan.records import TrainingRecord, TrainingRow
 from commbench.hooks.registry import find_hook
 from commbench.report.figures.axes import MOST_SERIES, legend, legend_height_in, log_axis, look
-from commbench.report.figures.drawing import BAND_ALPHA, MUTED, Drawing, draw, slug
+from commbench.report.figures.drawing import BAND_ALPHA, MUTED, Drawing, slug
 from commbench.report.figures.words import Group, Trial, case_of, groups, left_out, listed, sentences, setting_name
 from commbench.report.training import hook_label
 from commbench.results import Run
@@ -165,8 +165,8 @@ def _mean(values: Floats) -> float:
 def _drawing(group: Group, what: str, learned: Sequence[Learned]) -> Drawing:
     shown = learned[:MOST_SERIES]
     name = _label(what, learned)
-    return draw(
-        lambda figure: paint_learning(figure, shown, name, _target(what, group)),
+    return Drawing(
+        paint=lambda figure: paint_learning(figure, shown, name, _target(what, group)),
         name=slug(what, group.key),
         section="learning",
         title=f"{name[0].upper()}{name[1:]} over steps and over time: {group.name}",

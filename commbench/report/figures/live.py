@@ -12,7 +12,7 @@ import numpy as np
 from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.report.figures.axes import MOST_SERIES
-from commbench.report.figures.drawing import GRID, INK, MUTED, SERIES, Drawing, Style, draw
+from commbench.report.figures.drawing import GRID, INK, MUTED, SERIES, Drawing, Style
 from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.results import Run
 from commbench.results.info import is_live
@@ -140,8 +140,8 @@ def _colours(course: Course) -> dict[str, str]:
 
 
 def _timeline(course: Course, number: str) -> Drawing:
-    return draw(
-        lambda figure: paint_timeline(figure, course),
+    return Drawing(
+        paint=lambda figure: paint_timeline(figure, course),
         name=f"live{number}",
         section="timeline",
         title=f"{course.prefix}Settings during the training",
@@ -182,8 +182,8 @@ def _mark_confirmation(axes: Axes, course: Course, *, writes: bool = False) -> N
 
 
 def _loss(course: Course, number: str) -> Drawing:
-    return draw(
-        lambda figure: paint_loss(figure, course),
+    return Drawing(
+        paint=lambda figure: paint_loss(figure, course),
         name=f"live-loss{number}",
         section="learning",
         title=f"{course.prefix}Training loss while settings changed",

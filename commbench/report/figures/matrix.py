@@ -15,7 +15,7 @@ from commbench.analysis.stragglers.findings import ANY, Family, Straggler
 from commbench.analysis.stragglers.matrix import numbered_hosts
 from commbench.collectives.operations import OPERATIONS
 from commbench.report.figures.axes import plain, plain_time
-from commbench.report.figures.drawing import BAD, PAPER, Drawing, Style, draw, slug
+from commbench.report.figures.drawing import BAD, PAPER, Drawing, Style, slug
 from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.report.matrix import name_range, rate_unit, why_unjudged
 from commbench.results import Run
@@ -100,8 +100,8 @@ def _drawing(matrix: Matrix, run: Run, prefix: str, name: str) -> Drawing:
     measured = f"{matrix.case.backend} {matrix.case.operation} {format_size(matrix.case.message_bytes)}"
     heat = heat_of(matrix, [family for family in straggler_findings(run).families if family.measured == measured])
     title = f"{prefix}{measured} between every two ranks"
-    return draw(
-        lambda figure: paint_heat(figure, heat),
+    return Drawing(
+        paint=lambda figure: paint_heat(figure, heat),
         name=name,
         section="matrix",
         title=title,

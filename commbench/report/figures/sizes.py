@@ -27,7 +27,7 @@ from commbench.report.figures.axes import (
     plot_crosses,
     plot_series,
 )
-from commbench.report.figures.drawing import Drawing, Style, draw, slug
+from commbench.report.figures.drawing import Drawing, Style, slug
 from commbench.report.figures.words import (
     left_out,
     listed,
@@ -259,8 +259,8 @@ def _drawing(family: Family) -> Drawing:
         title += " over message size"
     else:
         paint, height = (lambda figure: paint_dots(figure, family, curves)), len(panels) * (0.75 + 0.26 * len(curves))
-    return draw(
-        paint,
+    return Drawing(
+        paint=paint,
         name=name,
         section="collectives",
         title=title,

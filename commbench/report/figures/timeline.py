@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from commbench.ddp.plan.records import BucketRow, TrainingRow
 from commbench.hooks.registry import NONE
-from commbench.report.figures.drawing import BAD, INK, MUTED, SERIES, Drawing, Style, draw, slug
+from commbench.report.figures.drawing import BAD, INK, MUTED, SERIES, Drawing, Style, slug
 from commbench.report.figures.words import Group, Trial, case_of, groups, sentences, setting_name
 from commbench.results import Run
 from commbench.units import counted, three_digits
@@ -79,8 +79,8 @@ def _buckets_of(run: Run, row: TrainingRow) -> list[BucketRow]:
 
 def _drawing(group: Group, trial: Trial, steps: Sequence[Step], place: int) -> Drawing:
     several = len(group.trials) > 1
-    return draw(
-        lambda figure: paint_steps(figure, steps),
+    return Drawing(
+        paint=lambda figure: paint_steps(figure, steps),
         name=slug("timeline", group.key, place + 1 if several else ""),
         section="timeline",
         title=f"{trial.prefix}Timeline of a step: {group.name}",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from commbench.report.figures.drawing import GRID, INK, MUTED, PAPER, SERIES, SHADE, Drawing, Style, draw, slug
+from commbench.report.figures.drawing import GRID, INK, MUTED, PAPER, SERIES, SHADE, Drawing, Style, slug
 from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.report.topology import topology_remarks
 from commbench.results import Run
@@ -82,8 +82,8 @@ def topology_figures(runs: Sequence[Run]) -> list[Drawing]:
 def _drawing(run: Run, boxes: Sequence[Box], prefix: str, name: str) -> Drawing:
     hosts = sum(len(box.hosts) for box in boxes)
     height = sum(box.height + 4 for box in boxes[:MOST_HOSTS]) + 8
-    return draw(
-        lambda figure: paint_boxes(figure, boxes[:MOST_HOSTS]),
+    return Drawing(
+        paint=lambda figure: paint_boxes(figure, boxes[:MOST_HOSTS]),
         name=name,
         section="topology",
         title=f"{prefix}{counted(hosts, 'host')} and what {'is in it' if hosts == 1 else 'is in them'}",
@@ -203,7 +203,7 @@ def paint_boxes(figure: Figure, boxes: Sequence[Box]) -> None:
 
 
 def _paint_host(axes: Axes, box: Box, top: float) -> None:
-    _rectangle(axes, 10, top - box.height, 89, box.height, fill="none", edge=INK)
+    _rectangle(axes, (10, top - box.height, 89, box.height), fill="none", edge=INK)
     more = f" ({counted(len(box.hosts) - 1, 'more host')} alike)" if len(box.hosts) > 1 else ""
     ranks = f": rank{'s' if len(box.ranks) > 1 else ''} {listed(map(str, box.ranks), 8)}" if box.ranks else ""
     axes.text(12, top - 3.5, f"{box.hosts[0]}{ranks}{more}", va="center", fontweight="bold")
@@ -212,7 +212,7 @@ def _paint_host(axes: Axes, box: Box, top: float) -> None:
     for node, text, devices in box.nodes:
         height = _node_height(devices, titled=bool(text))
         if node is not None:
-            _rectangle(axes, 12, at - height, 85, height, fill=SHADE, edge=GRID)
+            _rectangle(axes, (12, at - height, 85, height), fill=SHADE, edge=GRID)
         axes.text(14, at - 3, text, va="center", fontsize=9)
         for index, device in enumerate(devices):
             x, y = 14 + 20.5 * (index % _ACROSS), at - (6 if text else 1) - _ROW * (index // _ACROSS) - _BOX
@@ -225,7 +225,7 @@ def _paint_host(axes: Axes, box: Box, top: float) -> None:
 
 def _paint_device(axes: Axes, device: Device, x: float, y: float) -> None:
     colour = SERIES[0] if device.is_gpu else SERIES[2]
-    _rectangle(axes, x, y, 19, _BOX, fill=PAPER, edge=colour if device.is_up else MUTED, dashed=not device.is_up)
+    _rectangle(axes, (x, y, 19, _BOX), fill=PAPER, edge=colour if device.is_up else MUTED, dashed=not device.is_up)
     first, _, second = device.text.partition("\n")
     axes.text(x + 9.5, y + _BOX - 2.2, first[:14], ha="center", va="center", fontsize=8)
     if second:
@@ -274,14 +274,16 @@ def near_links(topology: Topology) -> list[tuple[str, str, str]]:
 
 
 def _rectangle(
-    axes: Axes, x: float, y: float, w: float, h: float, *, fill: str, edge: str, dashed: bool = False
+    axes: Axes, bounds: tuple[float, float, float, float], *, fill: str, edge: str, dashed: bool = False
 ) -> None:
+    """Draw a rectangle with the ``bounds`` left, bottom, width and height."""
     from matplotlib.patches import Rectangle
 
     style, zorder = ("--" if dashed else "-"), 1 if fill == PAPER else 0
-    axes.add_patch(
-        Rectangle((x, y), w, h, facecolor=fill, edgecolor=edge, linewidth=1.0, linestyle=style, zorder=zorder)
-    )
+    x, y, width, height = bounds
+    patch = Rectangle((x, y), width, height, facecolor=fill, edgecolor=edge, linestyle=style, zorder=zorder)
+    patch.set_linewidth(1.0)
+    axes.add_patch(patch)
 
 
 # ---------------------------------------------------------------------------------------------------------- caption

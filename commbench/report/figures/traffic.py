@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import has_flag
 from commbench.report.figures.axes import log_axis, look, mark_limit
-from commbench.report.figures.drawing import Drawing, draw, slug
+from commbench.report.figures.drawing import Drawing, slug
 from commbench.report.figures.words import Group, groups, sentences
 from commbench.report.training import hook_label
 from commbench.results import Run
@@ -44,8 +44,8 @@ def _sent(row: TrainingRow | None) -> float:
 
 def _drawing(group: Group, bars: dict[str, TrainingRow]) -> Drawing:
     shown = dict(list(bars.items())[:_MOST_BARS])
-    return draw(
-        lambda figure: paint_bars(figure, shown),
+    return Drawing(
+        paint=lambda figure: paint_bars(figure, shown),
         name=slug("traffic", group.key),
         section="training",
         title=f"Sent per step: {group.name}",
