@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
-from commbench.results.info import Energy
+from commbench.engine.timing.clocks import ClockFacts
+from commbench.results.info import Energy, Rank
 from commbench.results.record_types import AnyRecord
-from commbench.schema import JsonMapping
 from commbench.system.environment import Environment
 
 #: Name of a process's main thread.
@@ -17,20 +17,11 @@ MAIN = "MainThread"
 # --------------------------------------------------------------------------------------------------- from rank 0
 
 
-class SessionRank(TypedDict):
-    """A rank of a session."""
-
-    rank: int
-    host: str
-    pid: int
-    cpus: Sequence[int]
-
-
 class Session(TypedDict, total=False):
     """The conditions of a launch, see `commbench.launch.facts.collect_session`."""
 
     environment: Environment
-    ranks: Sequence[SessionRank]
+    ranks: Sequence[Rank]
     libraries: Mapping[str, str]
     ranks_per_gpu: int | None
     nccl_settings: Mapping[str, str]
@@ -39,7 +30,7 @@ class Session(TypedDict, total=False):
     shared_clock: bool
     oversubscribed: bool
     energy: Energy
-    clock: JsonMapping
+    clock: ClockFacts
     """Facts of the ranks' clocks; absent in training."""
     fast_selection: str | None
     """Implementation of the selection in hook topk, in training."""

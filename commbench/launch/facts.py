@@ -9,7 +9,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import commbench
 from commbench.collectives.backends import MPI_BACKENDS
@@ -18,7 +18,6 @@ from commbench.errors import InputError
 from commbench.launch.events import Session
 from commbench.launch.launchers import EMULATED
 from commbench.results.info import RunInfo
-from commbench.schema import JsonObject
 from commbench.system.clock import clock_domain
 from commbench.system.environment import Environment, unlike
 from commbench.system.host import Host, collect_host, usable_cpus
@@ -163,39 +162,37 @@ def _own_host(rank: int, places: Sequence[Place]) -> Host | None:
     return {**collect_host(), "cpus_allowed": allowed, "topology": topology}
 
 
-def header_fields(session: Session, info: RunInfo) -> JsonObject:
+def header_fields(session: Session, info: RunInfo) -> RunInfo:
     """Return the entries of run.json that a session changes; ``info`` are its present entries.
 
-    The environment stays that of the first launch; a library that only a later launch has used is added.
+    The environment stays that of the first launch; a library that only a later launch has used is added. ``clock`` is
+    the worst agreement over all launches, ``energy`` what the launch counted that counted least.
     """
     ranks = session["ranks"]
     hosts = [rank["host"] for rank in ranks]
     ticks_us = [tick_s * 1e6 for host in session["environment"]["hosts"] if (tick_s := host.get("timer_tick_s"))]
-    return {
+    fields: RunInfo = {
         "environment": {**session["environment"], **info.get("environment", {})},
         "ranks": ranks,
         "libraries": {**session["libraries"], **info.get("libraries", {})},
         "mpi_init_s": session["mpi_init_s"],
         "mpi_takes_gpu_memory": session.get("mpi_takes_gpu_memory"),
         "shared_clock": session["shared_clock"],
-        **_worst_clock(session, info),
-        **_least_energy(session, info),
         "oversubscribed": session["oversubscribed"],
         "world_size": len(ranks),
         "nodes": len(set(hosts)),
         "ranks_per_node": max(hosts.count(host) for host in hosts),
         "ranks_per_gpu": session.get("ranks_per_gpu") or info.get("ranks_per_gpu"),
-        **({"fast_selection": session["fast_selection"]} if session.get("fast_selection") else {}),
         "nccl_settings": {**info.get("nccl_settings", {}), **session.get("nccl_settings", {})},
         "tick_us": max(ticks_us, default=None),
     }
-
-
-def _worst_clock(session: Session, info: RunInfo) -> JsonObject:
-    """Return the worst agreement of the ranks' clocks over all launches; see `commbench.engine.timing.clocks`."""
-    before: Any = dict(info).get("clock")
-    clocks = [clock for clock in (before, session.get("clock")) if clock]
-    return {"clock": max(clocks, key=lambda clock: float(clock["error_us"]))} if clocks else {}
+    if clocks := [facts["clock"] for facts in (info, session) if facts.get("clock")]:
+        fields["clock"] = max(clocks, key=lambda clock: clock["error_us"])
+    if energies := [facts["energy"] for facts in (info, session) if facts.get("energy")]:
+        fields["energy"] = min(energies, key=lambda energy: len(energy["counted"]))
+    if session.get("fast_selection"):
+        fields["fast_selection"] = session["fast_selection"]
+    return fields
 
 
 def remark(session: Session) -> str:
@@ -208,12 +205,6 @@ def remark(session: Session) -> str:
         f"Hook topk selects by torch.topk, for selection=fast is compiled by {package}, which is not installed: "
         f"pip install {wheel}."
     )
-
-
-def _least_energy(session: Session, info: RunInfo) -> JsonObject:
-    """Return what was counted of the energy (see `commbench.engine.energy`), in the launch that counted least."""
-    stated = [facts["energy"] for facts in (info, session) if facts.get("energy")]
-    return {"energy": min(stated, key=lambda energy: len(energy["counted"]))} if stated else {}
 
 
 def changed_conditions(session: Session, info: RunInfo) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Protocol, TypedDict
 
 from commbench.collectives.backends import GPU_BACKENDS
 from commbench.engine.records import Record
+from commbench.engine.timing.clocks import ClockFacts
 from commbench.errors import InputError
 from commbench.schema import JsonMapping, Ranks, check_as
 from commbench.system.environment import Environment
@@ -22,8 +23,9 @@ class _Rank(TypedDict):
 
 
 class Rank(_Rank, total=False):
-    """A rank, its host and the CPUs that it may use."""
+    """A rank, its host, its process and the CPUs that it may use."""
 
+    pid: int
     cpus: Sequence[int] | None
 
 
@@ -103,6 +105,10 @@ class RunInfo(Environment, total=False):
     mpi_takes_gpu_memory: bool | None
     energy: Energy
     oversubscribed: bool
+    shared_clock: bool | None
+    clock: ClockFacts
+    fast_selection: str | None
+    """Implementation of the selection in hook topk, in training."""
     launches: Sequence[Launch]
     imported: Sequence[Output]
     argv: Sequence[str]

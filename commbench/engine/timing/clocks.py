@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from commbench.engine.control import Control, gather_everywhere
-from commbench.schema import JsonObject
 
 Times = NDArray[np.int64]
 
@@ -142,6 +142,16 @@ def _bound_at(when: float, at: NDArray[np.float64], bounds: NDArray[np.float64])
     return least
 
 
+class ClockFacts(TypedDict):
+    """The entry ``clock`` of run.json: how well the ranks' clocks agree."""
+
+    method: Literal["shared", "synchronised"]
+    domains: int
+    """Different clocks."""
+    error_us: float
+    drift_ppm: float
+
+
 class GlobalClock:
     """Rank 0's clock on every rank; in this class, the clock that all ranks share."""
 
@@ -175,8 +185,8 @@ class GlobalClock:
     def refresh(self) -> None:
         """Compare the clocks again; collective."""
 
-    def facts(self) -> JsonObject:
-        """Return the entry of run.json: ``method`` shared or synchronised, ``domains``, ``error_us``, ``drift_ppm``."""
+    def facts(self) -> ClockFacts:
+        """Return the entry of run.json."""
         return {"method": "shared", "domains": 1, "error_us": 0.0, "drift_ppm": 0.0}
 
 
@@ -247,7 +257,7 @@ class SynchronisedClock(GlobalClock):
         self._compare()
         self._agree()
 
-    def facts(self) -> JsonObject:
+    def facts(self) -> ClockFacts:
         """See `GlobalClock.facts`; of the rank with the largest error."""
         return {
             "method": "synchronised",
