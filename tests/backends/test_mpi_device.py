@@ -14,7 +14,7 @@ BACKENDS = ("mpi-staged", "mpi-cuda")
 KNOWN = ("MPI has no avg", "this MPI library has no", "the average of int", "needs at least 2 ranks")
 
 
-@pytest.fixture(scope="module", params=[1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))])
 def found(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
     """What verification finds on so many ranks."""
     pytest.importorskip("numba")

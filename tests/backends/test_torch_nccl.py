@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 
 
-@pytest.fixture(scope="module", params=[1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))])
 def found(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
     """All findings on so many ranks, from one launch."""
     findings = run_ranks(request.param, "torch_on_host.py")

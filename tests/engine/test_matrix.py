@@ -246,7 +246,7 @@ BACKENDS = ("mpi", "gloo") if importlib.util.find_spec("torch") else ("mpi",)
 OPERATIONS = ("latency", "bandwidth", "bibandwidth", "sendrecv")
 
 
-@pytest.fixture(scope="module", params=[pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.slow)])
 def matrices(request: pytest.FixtureRequest, run_ranks: Any) -> Mapping[tuple[str, str], Record]:
     """The records on so many ranks by backend and what was special, from one launch."""
     found = run_ranks(request.param, "verify_patterns.py", ",".join(BACKENDS), "matrices")

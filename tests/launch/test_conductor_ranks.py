@@ -116,6 +116,7 @@ def assert_ended_in_time(path: Path, timeout_s: float) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 def test_real_ranks_measure(tmp_path: Path) -> None:
     """Measure both launches by mpirun, with the conditions of real hosts."""
     code, info, display = run(tmp_path, mpirun(), make_request(MANY))
@@ -129,6 +130,7 @@ def test_real_ranks_measure(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 def test_mpi_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Show what MPI_Init writes before it ends a rank; of two, mpirun would hang half the time."""
     monkeypatch.setenv("OMPI_MCA_pml", "nosuch")
@@ -138,6 +140,7 @@ def test_mpi_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 def test_a_real_rank_that_raises_is_named(tmp_path: Path) -> None:
     """End all ranks, quote the error and show the traceback."""
     request = make_request(MANY)
@@ -223,6 +226,7 @@ def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("lazy", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int) -> None:
     """Name the rank that sleeps instead of communicating, by its idle CPU: all have entered as often."""
@@ -247,6 +251,7 @@ def test_a_real_rank_that_holds_the_interpreter_is_named(tmp_path: Path) -> None
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 def test_ctrl_c_ends_real_ranks(tmp_path: Path) -> None:
     """Leave no rank behind."""
     request = make_request(MANY)

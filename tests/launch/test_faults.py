@@ -59,6 +59,7 @@ def start(tmp_path: Path, hosts: str, before: str = ":", ranks: int = 2) -> tupl
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
 @pytest.mark.parametrize(
     ("host", "sentence"),
@@ -82,6 +83,7 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, host: str, sente
 
 @pytest.mark.mpi
 @pytest.mark.lab
+@pytest.mark.usefixtures("forks")
 def test_a_full_memory_file_system_is_a_warning(tmp_path: Path) -> None:
     """Measure by another way, and say that it is one."""
     shm = "/dev/shm"  # noqa: S108 - the memory of MPI

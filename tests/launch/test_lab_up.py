@@ -31,13 +31,14 @@ from commbench.launch.lab.labs import first_process, names
 
 __all__ = ["mark"]  # a fixture
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("forks")]
 
 
 def lab(*words: str, code: int = 0, **options: object) -> str:
     """Run ``commbench lab`` to its end; return what it wrote, to stderr if it is to end with another code than 0."""
     streams = {"stdin": subprocess.DEVNULL, "timeout": SECONDS, **options}
-    done = subprocess.run([*LAB, *words], capture_output=True, text=True, check=False, **streams)  # type: ignore[call-overload]
+    command = [sys.executable, *LAB[1:], *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **streams)  # type: ignore[call-overload]
     assert code == done.returncode, done.stdout + done.stderr
     return str(done.stderr if code else done.stdout)
 

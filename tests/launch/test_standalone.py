@@ -55,8 +55,8 @@ def ask(name, operations, limit=None):
     sweep = Sweep(backends=[backend], sizes=[8, 1024], operations=operations, sync="dissemination")
     budget = Budget(name="quick", launches=6, relative_half_width=0.5, slice_s=0.05)
     return RunRequest(
-        cases=sweep.cases(identity.world_size), ranks=identity.world_size, seed=1, budget=budget, case_timeout_s=2,
-        name=name, time_limit_s=limit,
+        cases=sweep.cases(identity.world_size), ranks=identity.world_size, seed=1, budget=budget,
+        case_timeout_s=float(os.environ.get("CASE_TIMEOUT_S", 60)), name=name, time_limit_s=limit,
     )
 first = ask("first", ["all_reduce", "broadcast"], 0.001 if more == "late" else None)
 def second(records):
@@ -163,7 +163,9 @@ def test_a_rank_that_raises_ends_all_and_the_launch_is_completed_next(tmp_path: 
 def test_a_hang_ends_by_itself(tmp_path: Path) -> None:
     """Notice without a conductor that nothing moves; rank 1, which cannot notice it first, is stopped."""
     path = tmp_path / "run"
-    hung = start(path, harm="import signal\nif identity.rank == 1: signal.raise_signal(signal.SIGSTOP)")
+    hung = start(
+        path, {"CASE_TIMEOUT_S": "2"}, harm="import signal\nif identity.rank == 1: signal.raise_signal(signal.SIGSTOP)"
+    )
     assert 0 != hung.returncode
     assert "commbench: rank 0" in hung.stderr
     assert "no progress for 2 s in mpi " in hung.stderr

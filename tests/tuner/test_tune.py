@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Command
 from launching import HERE, marked_environment
 
 from commbench.results import load_run
@@ -165,14 +166,14 @@ def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
         ("--workload no_such", "no_such"),
     ],
 )
-def test_bad_input_gets_one_sentence(tmp_path: Path, words: str, sentence: str) -> None:
+def test_bad_input_gets_one_sentence(commbench: Command, words: str, sentence: str) -> None:
     """Say what was asked and what to do, and write nothing."""
     ranks = [] if words == "-n 1" else ["-n", "2", "--oversubscribe"]
-    done = tune(tmp_path, *TINY, *words.split(), *ranks)
-    assert 2 == done.returncode, done.stdout + done.stderr
-    assert sentence in done.stderr
-    assert 1 == done.stderr.count("commbench:")
-    assert not (tmp_path / "r").exists()
+    done = commbench(" ".join(["tune", *TINY, *words.split(), *ranks]))
+    assert 2 == done.code, done.out + done.err
+    assert sentence in done.err
+    assert 1 == done.err.count("commbench:")
+    assert not (commbench.home / "r").exists()
 
 
 def test_a_dry_run_measures_nothing(tmp_path: Path) -> None:
