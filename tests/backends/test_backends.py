@@ -19,7 +19,7 @@ LACKING = "this MPI library has no"
 Entry = Mapping[str, Any]
 
 
-@pytest.fixture(scope="module", params=[1, 2, pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.fixture(scope="module", params=[1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
     """All findings on so many ranks, from one launch."""
     found = run_ranks(request.param, "verify_all.py", BACKENDS)

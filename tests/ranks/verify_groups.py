@@ -103,21 +103,18 @@ def measured(communicator: Communicator, hosts: str, control: Control) -> list[d
 
 
 def main() -> None:
-    """Print the findings of a backend on both placements as one line of JSON on rank 0."""
+    """Print the findings of a backend on ranks of one placement as one line of JSON on rank 0."""
     control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
-    found: dict[str, Any] = {}
-    communicator = open_backend(sys.argv[1], control)
-    planned = cases(communicator.backend, control.size)
-    for placement, hosts in PLACEMENTS.items():
-        entries = [
+    backend, placement = sys.argv[1:]
+    communicator, hosts = open_backend(backend, control), PLACEMENTS[placement]
+    found = {
+        "cases": [
             {"case": asdict(case), **findings(case, number, communicator, hosts, control)}
-            for number, case in enumerate(planned)
-        ]
-        found[placement] = {
-            "cases": entries,
-            "barriers": barriers(communicator, hosts, control),
-            "records": measured(communicator, hosts, control),
-        }
+            for number, case in enumerate(cases(backend, control.size))
+        ],
+        "barriers": barriers(communicator, hosts, control),
+        "records": measured(communicator, hosts, control),
+    }
     communicator.close()
     leave(found, control)
 
