@@ -404,6 +404,7 @@ def test_nothing_is_compiled_after_preparing() -> None:
     assert all(kernel.targetoptions["nogil"] for kernel in compiled)
 
 
+@pytest.mark.slow
 def test_the_benchmark_keeps_what_it_measured(tmp_path: Path, run_benchmark: RunBenchmark) -> None:
     """Write a line for each kind of data, all times and the conditions, and exit as the lines say."""
     pytest.importorskip("torch")
