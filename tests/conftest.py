@@ -65,6 +65,11 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
 }
 
 
+def pytest_collection_finish() -> None:
+    """Keep what is imported and collected out of garbage collections, or each full one takes half a second."""
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Skip marked tests that this machine cannot run, with the reason; each need is looked up once."""
     for marker, (is_there, reason) in NEEDS.items():

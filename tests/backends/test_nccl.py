@@ -1,6 +1,7 @@
 """Tests of the NCCL backend on a simulated library: what it asks NCCL for is what each operation means."""
 
 import dataclasses
+import gc
 import importlib
 import os
 import sys
@@ -42,6 +43,9 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The backend's module over a simulated cupy."""
     for name in [name for name in os.environ if name.startswith("NCCL_")]:
         monkeypatch.delenv(name)
+    # a full collection looks through all tests; what a test has made is young
+    collect = gc.collect
+    monkeypatch.setattr(gc, "collect", lambda generation=1: collect(generation))
     before = dict(os.environ)
     for name, module in simulated().items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -101,7 +105,7 @@ def verified(nccl: ModuleType, size: int, change: Callable[[Any], None] | None =
     return run_threads(size, work)[0]
 
 
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 4))])
+@pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])
 def test_every_operation_is_right(nccl: ModuleType, size: int) -> None:
     """Find no wrong element in any operation, type, reduction and place, and refuse only what NCCL lacks."""
     found = verified(nccl, size)
@@ -289,9 +293,7 @@ def test_later_launches_keep_the_batch_of_graphs(nccl: ModuleType) -> None:
     assert (first.batch, first.warmups) == (second.batch, second.warmups)
 
 
-@pytest.mark.parametrize(
-    "case", [plain_case(graph=True), pytest.param(plain_case(graph=True, in_place=False), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("case", [plain_case(graph=True), plain_case(graph=True, in_place=False)])
 def test_a_graph_that_does_nothing_is_caught(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     """Find wrong elements, in place too, where what was captured is not what is carried out."""
     monkeypatch.setattr(Graph, "launch", lambda *_: None)
@@ -309,7 +311,7 @@ def test_nothing_is_timed_where_nccl_does_nothing(nccl: ModuleType, redop: str) 
     assert OPERATION_NS / 1e3 == pytest.approx(median(outside.times_us))
 
 
-@pytest.mark.parametrize("graph", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("graph", [False, True])
 def test_our_own_cost_is_that_of_a_copy(nccl: ModuleType, *, graph: bool) -> None:
     """Time by the same loop what NCCL really does something for, and nothing of what the host does for it."""
     record, _ = records_of(nccl, 2, [plain_case(graph=graph)])
@@ -331,7 +333,7 @@ def test_memory_that_is_full_on_one_rank_is_a_row(nccl: ModuleType) -> None:
     assert ("unsupported", sentence, "ok") == (full.status, full.reason, fine.status)
 
 
-@pytest.mark.parametrize("step", ["write", pytest.param("count_wrong", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", ["write", "count_wrong"])
 def test_memory_that_verification_lacks_is_a_row(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Refuse what could be timed but not be filled or compared."""
 
@@ -344,8 +346,8 @@ def test_memory_that_verification_lacks_is_a_row(nccl: ModuleType, monkeypatch: 
     assert record.reason.startswith("the GPU's memory has no room for another 4 KiB")
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param("auto", marks=pytest.mark.slow), "ring"])
-@pytest.mark.parametrize("ranks", [{0}, pytest.param({0, 1}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algorithm", ["auto", "ring"])
+@pytest.mark.parametrize("ranks", [{0}, {0, 1}])
 def test_a_failing_capture_is_a_row(
     nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, ranks: set[int], algorithm: str
 ) -> None:
@@ -408,7 +410,7 @@ def test_groups_queue_on_the_stream_that_is_timed(nccl: ModuleType) -> None:
     assert [True, True] == run_threads(2, work)
 
 
-@pytest.mark.parametrize("graph", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("graph", [False, True])
 def test_rotated_buffers_exceed_the_cache(nccl: ModuleType, *, graph: bool) -> None:
     """Use twice as much memory as the L2 has before any of it is used again."""
     message_bytes, sets = L2_BYTES // 16, 32
@@ -522,7 +524,7 @@ def test_what_nccl_cannot_do_is_a_row(nccl: ModuleType) -> None:
     assert [["abort"]] == [made.calls for made in simulated_cupy.COMMUNICATORS if made.asked == "nvls"]
 
 
-@pytest.mark.parametrize("algorithm", ["nvlstree", pytest.param("collnetdirect", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algorithm", ["nvlstree", "collnetdirect"])
 def test_an_answer_that_cupy_cannot_name_is_a_row(nccl: ModuleType, algorithm: str) -> None:
     """Name it where an operation or a communicator gets it, and go on with other cases."""
     records = by_algorithm(nccl, algorithm)

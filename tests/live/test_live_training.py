@@ -18,12 +18,14 @@ Check = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def check(tmp_path_factory: pytest.TempPathFactory) -> Check:
+def check(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Check:
     """``check(name, *arguments)``: what a check of `live_training` finds on two ranks."""
 
     def run(name: str, *arguments: str) -> Any:
         store = tmp_path_factory.mktemp("live") / "store"
-        return found_by(run_gloo_ranks(2, "live_training.py", ":".join([name, *arguments]), store=store))[name]
+        return found_by(
+            run_gloo_ranks(forked_python, 2, "live_training.py", ":".join([name, *arguments]), store=store)
+        )[name]
 
     return run
 
