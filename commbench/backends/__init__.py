@@ -56,7 +56,7 @@ def connect_control(launcher: str, world_size: int, *, carries_mpi: bool = True)
 
 
 def open_backend(backend: str, control: Control, launch: int = 0) -> Communicator:
-    """Open ``backend`` among all ranks of ``control``, all ranks together; ``launch`` seeds the fake.
+    """Open ``backend`` among all ranks of ``control``; collective; ``launch`` seeds the fake.
 
     Raises:
         InputError: its library is missing, or it cannot be used under this launcher or on this machine.
@@ -72,7 +72,7 @@ def open_backend(backend: str, control: Control, launch: int = 0) -> Communicato
 
 
 def has_gpus() -> bool:
-    """Whether this machine has NVIDIA GPUs, so that it is worth to try them."""
+    """Return whether this machine has NVIDIA GPUs."""
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 

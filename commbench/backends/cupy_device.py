@@ -111,7 +111,7 @@ class CupyMemory(Communicator):
     _stream: Any
 
     def use_assigned_gpu(self, control: Control) -> None:
-        """Use this rank's GPU from now on, with a stream of its own; all ranks together."""
+        """Use this rank's GPU from now on, with a stream of its own; collective."""
         assigned = assign_gpu(control, find_gpus(self.backend))
         cupy.cuda.Device(assigned.device).use()
         self.ranks_per_gpu = assigned.ranks_per_gpu

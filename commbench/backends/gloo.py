@@ -51,11 +51,11 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
 
     @classmethod
     def connect(cls, control: Control, launch: int = 0) -> GlooCommunicator:  # noqa: ARG003 - the fake alone draws by launch
-        """Open the backend among all ranks of ``control``, all ranks together."""
+        """Open the backend among all ranks of ``control``; collective."""
         return cls(control)
 
     def _split(self, groups: Sequence[Group]) -> GlooCommunicator | None:
-        """Make torch's subgroups, all ranks together, one after the other."""
+        """Make torch's subgroups one after the other; collective."""
         with unpinned():
             own, _ = dist.new_subgroups_by_enumeration([list(group) for group in groups], TIMEOUT, "gloo")
         if own is None:

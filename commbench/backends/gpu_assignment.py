@@ -29,7 +29,7 @@ class AssignedGpu:
 
 
 def assign_gpu(control: Control, visible: Sequence[str]) -> AssignedGpu:
-    """Assign a GPU to each rank, all ranks together, before NCCL reads its settings.
+    """Assign a GPU to each rank before NCCL reads its settings; collective.
 
     If all ranks of a host see all GPUs, its k-th rank gets the k-th GPU, round robin. A launcher may show each rank
     other GPUs. Their PCI addresses tell them apart, also where containers of one machine have host names of their own.

@@ -72,7 +72,7 @@ class MpiCommunicator(HostCommunicator):
 
     @classmethod
     def connect(cls, control: MpiControl, launch: int = 0) -> MpiCommunicator:  # noqa: ARG003 - the fake alone draws by launch
-        """Open the backend among all ranks of ``control``, all ranks together."""
+        """Open the backend among all ranks of ``control``; collective."""
         return cls(control)
 
     def library(self) -> str:

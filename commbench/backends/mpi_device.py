@@ -51,7 +51,7 @@ class DeviceMpiCommunicator(CupyMemory):
 
     @classmethod
     def connect(cls, control: MpiControl, launch: int = 0) -> DeviceMpiCommunicator:  # noqa: ARG003 - the fake alone draws by launch
-        """Open the backend among all ranks of ``control``, all ranks together."""
+        """Open the backend among all ranks of ``control``; collective."""
         return cls(control, MpiCommunicator.connect(control))
 
     @abstractmethod

@@ -92,7 +92,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
 
     @classmethod
     def connect(cls, control: Control, launch: int = 0) -> NcclCommunicator:  # noqa: ARG003 - the fake alone draws by launch
-        """Open the backend among all ranks of ``control``, all ranks together."""
+        """Open the backend among all ranks of ``control``; collective."""
         return cls(control)
 
     def _join(self, identity: object) -> Any:  # noqa: ANN401 - cupy's

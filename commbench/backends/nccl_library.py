@@ -212,7 +212,7 @@ class NcclBase(Communicator, DeviceClock):
     own_threads = True  # waiting ranks need no core: the device works by itself
     _control: Control
     _algorithms: dict[str, str]
-    """The algorithm of each operation in the last verified case; empty if the log tells none."""
+    """The algorithm of each operation in the last verified case; empty if the log names none."""
     _failed: bool
     """Whether a call of NCCL failed here."""
 
@@ -255,7 +255,7 @@ class NcclBase(Communicator, DeviceClock):
         return self._failed or any(part.failed for part in self.parts)
 
     def has_failed(self) -> bool:
-        """Whether it has `failed` on any rank, all ranks together; a capture may fail on one, and all must abort."""
+        """Whether it has `failed` on any rank; collective; a capture may fail on one, and all must abort."""
         return any(gather_everywhere(self._control, self.failed))
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop

@@ -52,7 +52,7 @@ def unpinned() -> Iterator[None]:
 
 
 def join_world(control: Control) -> None:
-    """Create torch's default process group over Gloo among the ranks of ``control``, all ranks together.
+    """Create torch's default process group over Gloo among the ranks of ``control``; collective.
 
     Raises:
         InputError: other hosts cannot reach this host.

@@ -106,7 +106,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
 
     @classmethod
     def connect(cls, control: Control, launch: int = 0) -> TorchNcclCommunicator:  # noqa: ARG003 - the fake alone draws by launch
-        """Open the backend among all ranks of ``control``, all ranks together."""
+        """Open the backend among all ranks of ``control``; collective."""
         return cls(control)
 
     def _connect(self) -> None:
@@ -128,14 +128,14 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
     # The device, which a stand-in for a GPU replaces
 
     def take_device(self) -> torch.device:
-        """Select and return the GPU of this rank; all ranks together."""
+        """Select and return the GPU of this rank; collective."""
         assigned = assign_gpu(self._control, find_gpus(self.backend))
         self.ranks_per_gpu = assigned.ranks_per_gpu
         torch.cuda.set_device(assigned.device)
         return torch.device("cuda", assigned.device)
 
     def describe_device(self) -> tuple[str, str, int]:
-        """Return the GPU's name, its PCI address if torch tells it, and the size of its L2 cache in bytes."""
+        """Return the GPU's name, its PCI address if torch reports it, and the size of its L2 cache in bytes."""
         properties = torch.cuda.get_device_properties(self._torch_device)
         return str(properties.name), pci_address(properties), int(getattr(properties, "L2_cache_size", 0))
 
@@ -197,7 +197,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         return chosen
 
     def _split(self, groups: Sequence[Group]) -> TorchNcclCommunicator | None:
-        """Make the process groups, all ranks together, one after the other."""
+        """Make the process groups one after the other; collective."""
         made = [self._new_group(list(group)) for group in groups]
         own = next((number for number, group in enumerate(groups) if self._control.rank in group), None)
         if own is None:

@@ -31,7 +31,7 @@ MODES = ("isolated", "pipelined", "graph")
 REGISTERED = ("registered", "symmetric")
 BUFFERS = ("hot", "rotated", *REGISTERED)
 
-#: Default sizes of a sweep: nccl-tests' usual range, cut to what a small machine can time.
+#: Default sizes of a sweep: nccl-tests' usual range, limited to sizes that a small machine can time.
 DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 2**20)
 
 
@@ -126,7 +126,7 @@ class Sweep:
     algorithms: Sequence[str] = (AUTO,)
     """Algorithms to request, as ``--algorithm`` takes them; ``auto`` leaves the choice to the library."""
     cadences: Sequence[str] = ()
-    """Modes: ``isolated``, ``pipelined`` (``sync`` none) or ``graph``; empty: as ``sync`` says."""
+    """Modes: ``isolated``, ``pipelined`` (``sync`` none) or ``graph``; empty: ``sync`` decides."""
     buffers: Sequence[str] = ("hot",)
     """``hot``: the same buffers in each repetition; ``rotated``: several sets in turn, together larger than the cache;
     ``registered`` and ``symmetric``: hot buffers that are registered with NCCL."""

@@ -11,7 +11,7 @@ Group = tuple[int, ...]
 """Ranks of the launch, ascending: the first is number 0 within the group."""
 Pair = tuple[int, int]
 
-#: How each pattern is written, and what it means; the groups of one pattern run at the same time.
+#: The notation and the meaning of each pattern; the groups of one pattern run at the same time.
 PATTERNS = {
     "flat": "all ranks together",
     "node": "the ranks of each host, all hosts at once",

@@ -91,7 +91,7 @@ def merge(
 
 
 def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: RunMeter) -> dict[str, Any]:
-    """Return joules per step on all machines and what they count, over all blocks: a single block may be too short.
+    """Return joules per step on all machines and the counted devices, over all blocks: a single block may be too short.
 
     Empty if a counter failed, or none moved.
     """

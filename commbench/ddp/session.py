@@ -36,7 +36,7 @@ FEWEST_STEPS, MOST_STEPS = 3, 2000
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRank:
-    """What a rank trains with."""
+    """The resources of a rank that trains."""
 
     control: Control
     device: Device
@@ -48,7 +48,7 @@ class TrainingRank:
 
 @dataclass(frozen=True, kw_only=True)
 class Duty:
-    """What a launch calls while it trains."""
+    """The callbacks of a launch that trains."""
 
     begin: Callable[[int], None]
     """Called with the index of the case whose block begins."""

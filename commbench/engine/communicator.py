@@ -156,7 +156,7 @@ class Communicator(Primitives[Any, Call]):
         raise self._cannot("groups of ranks")
 
     def close(self) -> None:
-        """Release what the backend holds, all ranks together."""
+        """Release the backend's resources; collective."""
         for part in self._splits.values():
             if part is not None:
                 part.close()

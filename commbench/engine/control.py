@@ -73,7 +73,7 @@ def gather_everywhere(control: Assembly, value: T) -> list[T]:
 
 
 def agree_on(control: Control, work: Callable[[], T]) -> T | Reason:
-    """Run ``work``, which a backend may refuse, on all ranks together.
+    """Run ``work``, which a backend may refuse, on all ranks; collective.
 
     Returns:
         The result of this rank's work; if any rank refused, the first refusal.
@@ -136,7 +136,7 @@ class ThreadControl:
         self._rendezvous.barrier.wait()
 
     def send_int(self, value: int, target: int) -> None:
-        """Put the integer where the target looks for it."""
+        """Put the integer into the target's mailbox."""
         self._rendezvous.mail[self.rank, target].put(value)
 
     def receive_int(self, source: int) -> int:

@@ -338,7 +338,7 @@ def _prepare_with_timer(
 
 
 def _prepare_case(case: Case, communicator: Communicator, session: Session) -> Prepared:
-    """Return buffers and calls of a case, in several sets for rotated buffers; all ranks together."""
+    """Return buffers and calls of a case, in several sets for rotated buffers; collective."""
     rotated = case.buffers == "rotated"
     sets = sets_needed(case.message_bytes, session.cache_bytes(communicator)) if rotated else 1
     prepared = prepare(case, communicator, session.hosts, sets)

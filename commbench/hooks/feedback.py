@@ -176,7 +176,7 @@ class FeedbackHook(Hook):
     ) -> tuple[torch.futures.Future, Finish]:
         """As `launch`: send ``buffer`` plus ``slot.old``, write ``slot.new``, and leave sum / `divisor` in ``buffer``.
 
-        Where the values to send are not finite, every rank must receive NaN, and ``slot.new`` is not written.
+        If the values to send are not finite, every rank must receive NaN, and ``slot.new`` is not written.
         """
 
     def register(

@@ -1,4 +1,4 @@
-"""What a hook sends for a bucket: the collectives with their sizes, and the layout of a sparse payload in bytes.
+"""Messages of a hook for a bucket: the collectives with their sizes, and the layout of a sparse payload in bytes.
 
 A payload is a byte array that collectives can carry as it is: k indices (int32), then k values (float32 or float16),
 then, where k is odd and values take two bytes, two bytes of zero, so that payloads in one buffer stay aligned.

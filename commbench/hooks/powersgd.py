@@ -104,7 +104,7 @@ class PowerSGD(FeedbackHook):
         scaler: torch.amp.GradScaler | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Self:
-        """As `FeedbackHook.register`; collective, because over Gloo the ranks make a process group."""
+        """As `FeedbackHook.register`; collective over Gloo, where the ranks make a process group."""
         super().register(ddp_model, scaler=scaler, optimizer=optimizer)
         if self._device.type == "cuda":
             self._lane, self._private = CommStream(self._device), self._group

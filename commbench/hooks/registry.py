@@ -41,11 +41,11 @@ class HookOption:
     default: OptionValue
     """Its type is the option's type; a tuple is a list of numbers."""
     choices: tuple[str, ...] = ()
-    """What a text may be; empty for options of other types."""
+    """Allowed texts; empty for options of other types."""
 
     @property
     def values(self) -> str:
-        """What the option takes, in words."""
+        """The option's values, in words."""
         words = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a list such as 0.25+0.06"}
         return " or ".join(self.choices) if self.choices else words[type(self.default)]
 
@@ -80,7 +80,7 @@ class HookSpec:
     number: Literal["density", "rank"] | None = None
     """The option that must stand behind the hook's name, without its own name."""
     usual_number: str = ""
-    """The number that stands for none where none need be given."""
+    """The number that means none, if the number is optional."""
     is_lossless: bool = False
     """Whether the sum over ranks is that of DDP without a hook."""
     is_instrument: bool = False

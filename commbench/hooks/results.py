@@ -22,7 +22,7 @@ _PLACE = re.compile(r"^\[\S+\] ")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What a hook must return for its bucket: size, type and device."""
+    """The required result of a hook for its bucket: size, type and device."""
 
     index: int
     numel: int

@@ -1,4 +1,4 @@
-"""The conductor: plans a run's launches, supervises each, and says how the run ended."""
+"""The conductor: plans a run's launches, supervises each, and reports how the run ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from commbench.results.plan import (
 )
 from commbench.results.record_types import AnyCase
 
-#: So many launches that fail one after the other without a result show that the next would fail too.
+#: After this many consecutive launches without a result, the next would probably fail too.
 MOST_FAILURES_IN_A_ROW = 3
 
 
@@ -223,7 +223,7 @@ class _StageRun:
         return None
 
     def _out_of_time(self, launch: int) -> Ending:
-        """End a stage whose time limit is reached, and say what is missing."""
+        """End a stage whose time limit is reached, and report what is missing."""
         own, whole = self.request.time_limit_s, self.request.whole_limit_s
         limit = f"{own:g} s{f' for all up to the {self.label}' if self.label else ''}"
         in_all = f", of {whole:g} s in all," if whole not in {None, own} else ""

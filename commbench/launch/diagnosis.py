@@ -70,7 +70,7 @@ class FailedRank:
     state: str
     """As in `Diagnosis`."""
     stack: Sequence[str]
-    """Where the rank's main thread was, the innermost frame first; empty if unknown."""
+    """Stack of the rank's main thread, the innermost frame first; empty if unknown."""
     others: Sequence[OtherRanks]
     """What other ranks were doing."""
 
@@ -329,11 +329,11 @@ class MemoryKills:
 
 # -------------------------------------------------------------------------------------------------------- evidence
 
-#: Frames that show what a rank waits in.
+#: Path parts of frames that show where a rank waits.
 _OWN_FRAMES = ("commbench/", "torch/", "mpi4py/")
 #: Frames that only wrap what they call.
 _WRAPPERS = ("torch/distributed/c10d_logger.py", "torch/utils/")
-#: First words of what the interpreter prints of a process that dies of a signal.
+#: First words of the interpreter's report on a process that dies of a signal.
 _FATAL = "Fatal Python error"
 
 
@@ -415,7 +415,7 @@ class Evidence:
         return text
 
     def _stack(self, rank: int | None, printed: Sequence[str]) -> list[str]:
-        """Return where a rank was: where it raised, as it reported, or as its interpreter printed."""
+        """Return a rank's stack: of its error, as it reported, or as its interpreter printed."""
         if rank is None:
             return []
         raised = [error for error in self.errors if error.rank == rank and error.stack]

@@ -84,7 +84,7 @@ class Heartbeat:
     cpu_ms: int
     """CPU time of the process."""
     case: int
-    """Number of the case within the launch, of training that of the block; -1 before the first."""
+    """Number of the case within the launch, or of the block in training; -1 before the first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,7 +133,7 @@ def collect_session(
 
 
 def _nccl_settings(before: Mapping[str, str]) -> dict[str, str]:
-    """NCCL's variables that were set since, but for those of its log."""
+    """Return NCCL's variables that were set since, except those of its log."""
     now = relevant_variables(os.environ)
     return {
         name: value
@@ -143,7 +143,7 @@ def _nccl_settings(before: Mapping[str, str]) -> dict[str, str]:
 
 
 def _takes_gpu_memory(communicators: Iterable[Carrier]) -> bool | None:
-    """Return whether the MPI library says that it takes GPU memory; None without an MPI backend."""
+    """Return whether the MPI library states that it accepts GPU memory; None without an MPI backend."""
     answers = (getattr(communicator, "takes_gpu_memory", None) for communicator in communicators)
     return next((answer for answer in answers if answer is not None), None)
 

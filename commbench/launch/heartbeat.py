@@ -90,12 +90,12 @@ def _short(path: str) -> str:
 
 
 INTERVAL_S = 0.5
-#: Ranks have at least so many seconds to come together: all of them may read libraries from a slow disk at once.
+#: Ranks have at least this many seconds to come together: all of them may read libraries from a slow disk at once.
 STARTUP_TIMEOUT_S = 60.0
-#: A rank ends itself so many seconds after its repetition hung if nobody else has: the conductor is out of reach.
+#: A rank ends itself this many seconds after its repetition hung, because the conductor is out of reach.
 #: Between repetitions it may wait for ranks that make progress, so it waits at least the time limit once more.
 ABANDONED_S = 10.0
-#: If this thread hangs, too, the interpreter ends the process so many seconds later.
+#: If this thread hangs, too, the interpreter ends the process this many seconds later.
 LAST_RESORT_S = 5.0
 #: Signals that end a rank at once.
 DEADLY = frozenset({signal.SIGTERM, signal.SIGHUP})
@@ -167,7 +167,7 @@ class Heart:
         faulthandler.cancel_dump_traceback_later()
 
     def enter(self, index: int, text: str) -> None:
-        """Note that the case number ``index``, named ``text``, begins; -1 and no name: the rank starts anew."""
+        """Note that the case number ``index``, named ``text``, begins; -1 and no name: the rank starts again."""
         self.case = index
         self.progress.case = text
 
@@ -183,12 +183,12 @@ class Heart:
 
     @property
     def limit_s(self) -> float | None:
-        """How long the rank may make no progress now; what is compiled before the first repetition is starting, too."""
+        """Return the present limit of seconds without progress; compiling counts as start-up."""
         starting = self.timeout_s is not None and (self.case < 0 or not self.progress.total)
         return max(self.timeout_s or 0.0, self._patience.startup_timeout_s) if starting else self.timeout_s
 
     def state(self) -> Heartbeat:
-        """What the next heartbeat says."""
+        """Return the next heartbeat."""
         entered, left = (int(count) for count in self.progress.counters)
         cpu_ms = time.process_time_ns() // 1_000_000
         return Heartbeat(
@@ -196,7 +196,7 @@ class Heart:
         )
 
     def report_stacks(self) -> None:
-        """Tell where every thread of the rank is."""
+        """Report the stack of every thread of the rank."""
         entered, left = (int(count) for count in self.progress.counters)
         for name, stack in stacks_of_threads().items():
             if name not in HELPERS:

@@ -86,7 +86,7 @@ def find_lost_daemon(text: str) -> str:
 
 
 def find_lost_peer(text: str) -> LostPeer | None:
-    """Return what Open MPI says of a rank that others lost; None if it says nothing."""
+    """Return the rank that others lost, from Open MPI's message; None without such a message."""
     match = _OPENMPI_PEER.search(text)
     victims = frozenset(int(rank) for rank in _OPENMPI_VICTIM.findall(text))
     return LostPeer(host=match[1] if match else "", victims=victims) if match or victims else None

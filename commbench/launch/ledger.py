@@ -229,7 +229,7 @@ class LaunchLedger:
         return self._startup_s is not None
 
     def show_start(self, launches: int, stage: str) -> None:
-        """Show that the launch is being started, of so many, of a stage that is named in runs of several stages."""
+        """Show that the launch is being started; ``stage`` is named in runs of several stages."""
         self.ledger.display.on(LaunchStarted(launch=self.plan.launch, launches=launches, stage=stage))
 
     def on(self, event: Event) -> None:

@@ -63,7 +63,7 @@ def run_rank(
     opened: Mapping[str, Communicator] | None = None,
     leave_off: Callable[[], bool] = lambda: False,
 ) -> dict[str, Communicator]:
-    """Measure or train all cases of ``plan``, all ranks together; return the open backends, for the caller to close.
+    """Measure or train all cases of ``plan``; collective; return the open backends, for the caller to close.
 
     Args:
         plan: the same on every rank.

@@ -44,7 +44,7 @@ from commbench.results.plan import (
 from commbench.system.variables import relevant_variables
 from commbench.units import counted
 
-#: How long other ranks leave rank 0 to say, or to write, why the launch ends.
+#: Seconds that other ranks leave rank 0 to report why the launch ends.
 AFTER_RANK_0_S = 2.0
 
 
@@ -311,7 +311,7 @@ class _Standalone:
         leave(SIGNAL_CODE + number)
 
     def _finish_case(self) -> bool:
-        """Let the case that is being measured come to its end; return whether there is one."""
+        """Let the current case finish; return whether there is one."""
         if self.launch is None or self.heart.case < 0:
             return False
         self.launch.is_last_case = True

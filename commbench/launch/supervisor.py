@@ -135,7 +135,7 @@ class Supervisor:
         return Ending(status="interrupted", reason=f"interrupted by {name}")
 
     def _tear_down(self, launched: Launched, hang: Diagnosis) -> Ending:
-        """End a hung launch once its ranks have had the time to report where they are."""
+        """End a hung launch after its ranks had time to report their stacks."""
         self._evidence.forget_stacks()
         launched.ask_for_stacks(self._watchdog.pids, by_launcher=self._launcher.forwards_signals)
         launched.drain(STACKS_S, self._handle, until=lambda: self._evidence.located >= set(self._watchdog.pids))
@@ -211,7 +211,7 @@ class Supervisor:
             self.stderr.append(foreign)
 
     def _on(self, event: RankEvent) -> None:
-        """Keep what an event says of the ranks; hand on what rank 0 reports of cases."""
+        """Process an event: keep facts about ranks, forward rank 0's reports of cases."""
         now = time.monotonic()
         match event:
             case Heartbeat():

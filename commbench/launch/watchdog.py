@@ -15,7 +15,7 @@ from pathlib import Path
 from commbench.launch.diagnosis import Diagnosis, diagnose_lost_hosts, diagnose_no_rank, diagnose_ranks, diagnose_silent
 from commbench.launch.events import Heartbeat
 
-#: A rank is silent after so many seconds without a heartbeat while others beat: six intervals.
+#: A rank is silent after this many seconds without a heartbeat while others send theirs: six intervals.
 SILENCE_S = 3.0
 #: The watchdog looks several times a second. After a longer gap the conductor itself was stopped; the gap is ignored.
 GAP_S = 5.0

@@ -103,7 +103,7 @@ class LiveTuning:
 
         Args:
             reason: a clause for people.
-            restores: go back to the script's own setting, all ranks together.
+            restores: go back to the script's own setting; collective.
         """
         if self.is_over:
             return

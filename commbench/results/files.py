@@ -45,7 +45,7 @@ def take_lock(path: Path) -> int:
 
 
 def sign_lock(lock: int) -> None:
-    """Write into the lock who holds it, for whoever is refused."""
+    """Write this process and host into the lock; an error message of another process names them."""
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
@@ -95,9 +95,9 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def replace_file(file: Path, text: str, mode: int | None = None) -> None:
-    """Write a file so that a reader, also after a crash, finds the old or the new content and nothing between.
+    """Replace a file atomically: a reader, also after a crash, finds either the old or the new content.
 
-    ``mode`` are its permissions, by default what the umask leaves.
+    ``mode`` are its permissions, by default those of the umask.
     """
     temporary = file.with_name(f".{file.name}.tmp")
     try:

@@ -43,7 +43,7 @@ class FailedRank(TypedDict, total=False):
 
 
 class Launch(TypedDict, total=False):
-    """A launch, where its time went, and how it ended; ``started`` is UTC in ISO 8601."""
+    """A launch with the durations of its parts and its end; ``started`` is UTC in ISO 8601."""
 
     stage: str
     seconds: float
@@ -157,7 +157,7 @@ def check_info(info: JsonMapping) -> RunInfo:
 
 
 def _check_topology(topology: Topology | None) -> None:
-    """Raise `InputError` where the parts of a topology do not fit each other."""
+    """Raise `InputError` if the parts of a topology do not match."""
     if not topology:
         return
     devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]

@@ -71,7 +71,7 @@ class PairRow:
 class Matrix:
     """One case of the pattern ``matrix`` over all its launches, as arrays: a matrix of 1,000 ranks has 999,000 pairs.
 
-    ``source`` and ``target`` have shape (pairs,), times (launches, pairs); NaN where a launch lacks a pair.
+    ``source`` and ``target`` have shape (pairs,), times (launches, pairs); NaN if a launch lacks a pair.
     """
 
     case: Case

@@ -50,7 +50,7 @@ class RunRequest:
     aim_s: float | None = None
     """Target for the time of all launches, in seconds: a launch that would exceed it is left out."""
     fewest_launches: int = 1
-    """Launches that are made whatever ``aim_s`` is, and as long as ``whole_limit_s`` lasts."""
+    """Launches that are made regardless of ``aim_s``, within ``whole_limit_s``."""
     first_launch: int = 0
     """Number of the first launch; launches below it belong to an earlier stage."""
     is_fixed_length: bool = False
@@ -65,8 +65,9 @@ class RunRequest:
     is_optional: bool = False
     """Whether a case without a launch is predicted instead, as in the rounds of a tuning."""
     depends: bool = False
-    """Whether the stage is planned from all launches of the stages before it. Under mpirun or torchrun it waits for
-    them, and for an invocation of its own."""
+    """Whether the stage is planned from all launches of the previous stages. Under mpirun or torchrun it waits for
+    them, and for another invocation.
+    """
 
     def __post_init__(self) -> None:
         if not self.cases:
@@ -300,7 +301,7 @@ def launch_times(*, seconds: float, startup_s: float, measuring_s: float) -> Lau
 #: Assumed until measured, in seconds: the start of a launch; per case, everything but measuring.
 STARTUP_S = 3.0
 OTHER_S = 0.05
-#: A shorter time slice, in seconds, holds too few repetitions to be worth a launch.
+#: A shorter time slice, in seconds, has too few repetitions for a launch.
 SHORTEST_SLICE_S = 0.02
 #: Seconds kept free at the end of a time limit, for the last launch to leave and for the summary.
 LEAVING_S = 1.0

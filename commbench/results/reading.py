@@ -60,7 +60,7 @@ class Run:
 
     @cached_property
     def training_rows(self) -> list[TrainingRow]:
-        """The lines of ``ddp.csv``; empty where nothing was trained."""
+        """The lines of ``ddp.csv``; empty without training."""
         return list(self.keyed_training_rows.values())
 
     @cached_property
@@ -79,7 +79,7 @@ class Run:
 
     @cached_property
     def bucket_rows(self) -> list[BucketRow]:
-        """The lines of ``buckets.csv``; empty where nothing was trained."""
+        """The lines of ``buckets.csv``; empty without training."""
         return bucket_rows(self.training_records, self.info)
 
     @cached_property
@@ -167,9 +167,9 @@ def load_run(path: str | Path) -> Run:
 
 
 def runs_in(path: str | Path) -> list[Path]:
-    """Return the run's own directory, or of a folder of runs those of all, by name; nothing is read.
+    """Return the directory itself if it holds a run, or all runs of a folder by name; nothing is read.
 
-    Any other path is returned as it is, and `load_run` refuses it.
+    Any other path is returned unchanged, and `load_run` refuses it.
     """
     path = Path(path)
     with refusing(path, InputError):

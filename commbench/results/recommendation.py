@@ -258,7 +258,7 @@ def _change(found: Recommendation, keep: str) -> str:
 
 
 def paragraph(recommendation: Recommendation) -> str:
-    """Return the conclusion for people: what leaves learning as it is, the best of all, its cost, and warnings."""
+    """Return the conclusion in a paragraph: the safe setting, the best of all, its cost, and warnings."""
     found = recommendation
     sentences = [headline(found), *safe_sentences(found), found.reason]
     plain, best = found.best_uncompressed, found.best

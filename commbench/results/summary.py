@@ -29,7 +29,7 @@ DEFAULT_TICK_US = 0.01
 SLOWEST_MARGIN = 0.02
 
 RowKey = tuple[str, str]
-"""The key of a row's case, and its group where the case's pattern makes groups, else nothing."""
+"""The key of a row's case, and its group; empty without groups."""
 
 #: Columns that name the different texts of the launches.
 _TEXTS = ("group", "device", "library", "transport", "sync", "loop", "algorithm")
@@ -38,12 +38,12 @@ _SHARED_COLUMNS = (
     *("schema", "run_id", "backend", "operation", "pattern", "dtype", "redop", "in_place"),
     *("message_bytes", "osu_bytes"),
 )
-#: Flags that are judged anew for the row; the others are kept from the records.
+#: Flags that are determined again for the row; the others are kept from the records.
 _JUDGED = frozenset({"one_launch", "few_launches", "ci_wide", "bimodal", "bimodal_launches", "unsteady", "harness"})
 #: Flags of a record that are about its times, so that those of a group stand in their place.
 _TIMED_DOUBTS = frozenset({"bimodal", "unsteady"})
 _PLACES = {name: place for place, name in enumerate(OPERATIONS)}
-#: What a group's times have in common with a record.
+#: Fields that a group's times share with a record.
 _GROUP_FIELDS = {f.name for f in dataclasses.fields(GroupTimes)} - {"message_bytes", "flags"}
 
 

@@ -40,7 +40,7 @@ TRAFFIC_SHARE, TRAFFIC_HEADERS = 0.05, 4096
 DRIFT = 0.1
 #: Columns that are medians over launches of the field with the same name.
 _PARTS = ("forward_ms", "backward_ms", "optimizer_ms", "comm_ms", "skew_wait_ms", "compress_ms", "grad_rel_error")
-#: Timed steps below which a launch says little.
+#: Launches with fewer timed steps are flagged.
 FEWEST_STEPS = 3
 
 # ------------------------------------------------------------------------------------------------------- ddp.csv
@@ -253,7 +253,7 @@ def _exposed(record: TrainingRecord, local: TrainingRecord) -> float | None:
 
 
 def _copied(row: TrainingRow, case: TrainingCase) -> TrainingRow:
-    """Return the row of a case with the same buckets as another, whose measurement stands for both."""
+    """Return the row of a case that was not measured because another has the same buckets."""
     is_baseline = row.speedup is not None and not row.verdict
     return dataclasses.replace(
         row,

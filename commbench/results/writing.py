@@ -104,7 +104,7 @@ class Store:
         """Write a record as one line and wait until it is on disk.
 
         Raises:
-            LaunchError: it could not be written; what was there is unharmed.
+            LaunchError: it could not be written; earlier records are intact.
         """
         self._check_place()
         line = (encode(record.to_json()) + "\n").encode()
@@ -175,17 +175,17 @@ class Store:
                 directory.rmdir()
 
     def _check_place(self) -> None:
-        """Notice that the directory was removed or replaced: into a removed file everything could still be written.
+        """Check that the directory was not removed or replaced, as writing into a removed file raises no error.
 
         Raises:
-            LaunchError: the directory has vanished; all records were written into it anew, if possible.
+            LaunchError: the directory has vanished; all records were written to a new one if possible.
         """
         with contextlib.suppress(OSError):
             if os.path.samestat((self.path / SAMPLES).stat(), os.fstat(self._samples)):
                 return
         what = f"{self.path} has vanished or been replaced while the run went on"
         try:
-            self._write_anew()
+            self._rewrite()
         except OSError as error:
             reason = error.strerror or error
             raise LaunchError(
@@ -193,11 +193,11 @@ class Store:
             ) from error
         raise LaunchError(f"{what}; what was measured was written into it anew, and the same command resumes.")
 
-    def _write_anew(self) -> None:
-        """Make the directory again from what is in memory, and go on with it.
+    def _rewrite(self) -> None:
+        """Make the directory again from the records in memory, and continue with it.
 
         Raises:
-            OSError: it cannot be made, or holds a run again, which is then left alone.
+            OSError: it cannot be made, or it holds a run again, which is left unchanged.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         samples = os.open(self.path / SAMPLES, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)

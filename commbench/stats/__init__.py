@@ -1,4 +1,4 @@
-"""Medians, confidence intervals, stopping and warm-up rules, and comparisons that hold up.
+"""Medians, confidence intervals, stopping and warm-up rules, and comparisons.
 
 Repetitions inside one launch agree far better with each other than launches do, so the two are never mixed: functions
 of ``times`` look inside one launch, functions of launch medians across launches. Times may be in any unit unless a

@@ -215,7 +215,7 @@ def _detectable(sides: _Sides, *, alpha: float, margin: float) -> float:
 
 
 def _further(sides: _Sides, alpha: float, margin: float) -> Effort | None:
-    """Return what would settle a case that is inconclusive, if its ratio is what it seems."""
+    """Return the launches that would settle an inconclusive case, if its true ratio is the observed one."""
     effect, samples = math.log(sides.ratio), sides.samples
     high, low = math.log1p(margin), math.log1p(-margin) if margin else 0.0
     is_inside = low <= effect <= high
@@ -244,8 +244,8 @@ def _fewest(launches: int, level: float) -> int:
 def _pooled_spread(groups: Sequence[Floats]) -> float:
     """Return the groups' common standard deviation: 1.0483 times the median distance of two values of one group.
 
-    Source: Shamos 1976. It bears 29 % of outliers and, unlike the median absolute deviation, does not shrink where a
-    group has 3 to 10 values.
+    Source: Shamos 1976. It tolerates 29 % of outliers and, unlike the median absolute deviation, does not shrink where
+    a group has 3 to 10 values.
     """
     distances = [np.abs(group[:, None] - group)[np.triu_indices(len(group), 1)] for group in groups]
     return 1.0483 * float(np.median(np.concatenate(distances)))

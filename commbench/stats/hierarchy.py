@@ -16,7 +16,7 @@ _LARGEST = 700.0
 
 
 def split_runs(launches: Floats, sizes: Sequence[int]) -> list[Floats]:
-    """Return the launches of each run, of which there are ``sizes``, in order."""
+    """Return the launches of each run in order; ``sizes`` are their numbers."""
     return np.split(launches, np.cumsum(sizes)[:-1])
 
 

@@ -1,4 +1,4 @@
-"""Confidence intervals of medians, within a launch and over launches, and where a sample lies."""
+"""Confidence intervals of medians within a launch and over launches; quantiles."""
 
 import math
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def _median_ranks(n: int, level: float) -> tuple[int, int] | None:
 def median_interval(values: Values, level: float = DEFAULT_LEVEL) -> Interval | None:
     """Return the order-statistic interval of the median, which assumes no distribution (Le Boudec, theorem 2.1).
 
-    None where there are too few values for the level: fewer than 6 at 95 %, 8 at 99 %.
+    None with too few values for the level: fewer than 6 at 95 %, 8 at 99 %.
     """
     ranks = _median_ranks(len(values), level)
     if ranks is None:
@@ -99,9 +99,9 @@ def launch_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval |
 
 
 def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:
-    """Return what `launch_interval` gives for each column of (launches, things), as its low and its high ends.
+    """Return `launch_interval` of each column of (launches, columns), as arrays of low and high ends.
 
-    Launches that a column lacks are NaN in it, and so are the ends where there is no interval.
+    Missing launches are NaN. Ends are NaN if there is no interval.
     """
     ordered = np.sort(medians, axis=0)  # NaN last
     counts = np.isfinite(ordered).sum(axis=0)

@@ -16,7 +16,7 @@ from commbench.stats.intervals import NORMAL, STUDENT_T_975, Floats, Interval, V
 
 #: How much wider a median's interval is than a mean's (normal launches), and how probable a decision shall be.
 _MEDIAN, POWER = math.sqrt(math.pi / 2), 0.8
-#: Twice as many as the largest budget makes: who needs more needs a quieter machine.
+#: Twice the launches of the largest budget; beyond, a quieter machine helps more.
 MOST_LAUNCHES = 40
 #: A ratio that is nearer to the margin than this share is on neither side of it for any practical number of launches.
 _TOO_NEAR = 0.004
@@ -48,7 +48,7 @@ class Scatter:
     launches: int
     """Of each run."""
     sides: float = 1
-    """The ratio's variance in that of a run: 1 for the ratios of pairs, 2 for the ratio of two runs."""
+    """The ratio's variance in that of a run: 1 for ratios of pairs, 2 for the ratio of two runs."""
     fixed: float = 0.0
     """The standard deviation of the ratio's logarithm that further launches do not reduce: between runs."""
 
@@ -155,7 +155,7 @@ def ratio_interval(
 ) -> tuple[float, Interval]:
     """Return median(b) / median(a) of launch medians and its bootstrap percentile interval.
 
-    Launches are resampled, or pairs of launches where ``paired`` says that a[i] and b[i] ran side by side. Below 5
+    Launches are resampled, or pairs of launches if ``paired``: a[i] and b[i] then ran side by side. Below 5
     launches a side the interval is widened. The launches must be above 0.
 
     Raises:

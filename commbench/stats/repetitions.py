@@ -75,9 +75,9 @@ def _median_deviation(rows: Floats) -> Floats:
 
 
 def is_steady(times: Values) -> bool:
-    """Whether the last third's median is within 5 % of the first third's, or their 95 % intervals overlap.
+    """Return whether the medians of the first and the last third differ by at most 5 %, or their intervals overlap.
 
-    True below 3 times, which say nothing against it.
+    True below 3 times.
     """
     third = len(times) // 3
     if third == 0:
@@ -85,8 +85,13 @@ def is_steady(times: Values) -> bool:
     first, last = (np.asarray(part, dtype=float) for part in (times[:third], times[-third:]))
     if abs(np.median(first) - np.median(last)) <= 0.05 * np.median(first):
         return True
-    one, other = median_interval(first), median_interval(last)
-    return one is not None and other is not None and one.low <= other.high and other.low <= one.high
+    first_interval, last_interval = median_interval(first), median_interval(last)
+    return (
+        first_interval is not None
+        and last_interval is not None
+        and first_interval.low <= last_interval.high
+        and last_interval.low <= first_interval.high
+    )
 
 
 # The share of the variance that the best two-class split must explain, by sample size, linear in log n between.

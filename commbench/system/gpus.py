@@ -171,7 +171,7 @@ Links = dict[tuple[int, int], str]
 
 
 def gpu_ports(addresses: Sequence[str]) -> list[GpuPort]:
-    """Return the name, the highest clock and the links of each GPU; a value that NVML does not tell is None.
+    """Return the name, the highest clock and the links of each GPU; a value that NVML does not report is None.
 
     Args:
         addresses: the GPUs' PCI addresses, ``0000:17:00.0``.
@@ -195,7 +195,7 @@ def _gpu_port(nvml: Nvml, handle: Any) -> GpuPort:  # noqa: ANN401 - a handle
 def peer_access(addresses: Sequence[str]) -> list[list[str]]:
     """Whether each GPU (line) can read the memory of each other GPU: ok, or why not, and ``X`` for itself.
 
-    Empty if NVML does not tell.
+    Empty if NVML does not report it.
     """
     nvml = Nvml.start() if addresses else None
     if nvml is None:
@@ -211,7 +211,7 @@ def peer_access(addresses: Sequence[str]) -> list[list[str]]:
 
 
 def pci_links(addresses: Sequence[str]) -> Links:
-    """Return the PCI path of each pair of GPUs in nvidia-smi's words, in both directions, as far as NVML tells."""
+    """Return the PCI path of each pair of GPUs in nvidia-smi's words, in both directions, as far as NVML reports it."""
     nvml = Nvml.start()
     if nvml is None:
         return {}

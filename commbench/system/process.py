@@ -35,7 +35,7 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory_bytes() -> int | None:
-    """Return the peak since the last reset, in bytes; None if the system does not tell."""
+    """Return the peak since the last reset, in bytes; None if the system does not report it."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -55,7 +55,7 @@ _SETTLING_LIMIT_S = 0.1
 
 
 def sent_bytes() -> int | None:
-    """Return the payload bytes sent so far by this process's open TCP sockets; None if the system does not tell."""
+    """Return the payload bytes sent so far by this process's open TCP sockets; None if unknown."""
     counts = [count for count in map(_socket_bytes, _descriptors()) if count is not None]
     return sum(counts) if counts else None
 

@@ -1,4 +1,4 @@
-"""What lies under the ranks of a host: sockets, NUMA nodes, GPUs, network adapters and the links between them.
+"""Topology of a host: sockets, NUMA nodes, GPUs, network adapters and the links between them.
 
 Only /sys and /proc are needed. nvidia-ml-py, else the program nvidia-smi, tells the GPUs' own links (NVLink). If /sys
 shows no PCI devices, nvidia-ml-py lists GPUs and the paths between them.
@@ -193,7 +193,7 @@ def nodes_of(cpus: Iterable[int], numa: Sequence[NumaNode]) -> list[int]:
 
 
 def count_processors(root: Path = ROOT) -> tuple[int, int, int]:
-    """Return the numbers of sockets, physical cores and logical CPUs that are online; 0 if /sys does not tell."""
+    """Return the numbers of sockets, physical cores and logical CPUs that are online; 0 if /sys does not state it."""
     folders = [path for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*") if (path / "topology").is_dir()]
     names = ("physical_package_id", "die_id", "core_id")
     cores = {tuple(read_text(folder, f"topology/{name}") for name in names) for folder in folders}

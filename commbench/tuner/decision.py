@@ -73,7 +73,7 @@ LIVE_LOOKS = (8, 16, 32, 64, 128, 256)
 
 
 def live_level_of(alternatives: int) -> float:
-    """Return the level at which a live tuning judges each of so many alternatives at each look (Bonferroni)."""
+    """Return the level of each alternative's interval at each look of a live tuning (Bonferroni)."""
     return 1 - (1 - FIRST_LOOK) / (len(LIVE_LOOKS) * max(1, alternatives))
 
 

@@ -223,7 +223,7 @@ class _Limits:
             self._total_s = remaining_s
 
     def set_own(self, step_ms: float) -> None:
-        """Limit the steps if nobody else limits steps or time."""
+        """Limit the steps if neither steps nor time are limited otherwise."""
         if self._max_steps is None and self._remaining_s is None:
             self._is_own = True
             self._max_steps = max(OWN_STEPS, round(OWN_SECONDS * 1e3 / step_ms))
@@ -235,13 +235,13 @@ class _Limits:
         return min(by_time, by_steps)
 
     def exceeded(self, steps: int, step_ms: float) -> Ending | None:
-        """Return the limit that so many steps would exceed; None: none."""
+        """Return the limit that ``steps`` more steps would exceed; None: none."""
         if self._max_steps is not None and self._made_steps + steps > self._max_steps:
             return "undecided" if self._is_own else "steps"
         return "time" if self.left_steps(max(step_ms, 1e-9)) < steps else None
 
     def share_after(self, steps: int, step_ms: float) -> float:
-        """Return the share of the steps or of the time that is used after so many more steps."""
+        """Return the share of the steps or of the time that is used after ``steps`` more steps."""
         share = 0.0
         if self._max_steps:
             share = (self._made_steps + steps) / self._max_steps

@@ -14,7 +14,7 @@ from commbench.launch.launchers import hosts
 from commbench.launch.launchers.hosts import interface_variables
 from commbench.system.topology import numa_folders
 
-#: What a rank can be bound to.
+#: Targets of binding.
 BINDINGS = ("core", "hwthread", "numa", "none")
 
 
@@ -90,7 +90,7 @@ class LauncherEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where ranks go and what they use: the part of a launcher that all launchers share.
+    """Placement of ranks and their resources: the options that all launchers share.
 
     Raises:
         InputError: ranks per node below 1, or an unknown binding.
@@ -101,7 +101,7 @@ class Placement:
     extra: Sequence[str] = ()
     """Options to hand to the launcher unchanged; if they include the launcher's own option for binding, we add none."""
     ranks_per_node: int | None = None
-    """None: as many as a host has slots."""
+    """None: the number of slots of a host."""
     bind_to: str | None = None
     """One of `BINDINGS`; None: the launcher's own choice, see docs/launching.md."""
     interface: str | None = None
