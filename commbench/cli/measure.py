@@ -106,10 +106,8 @@ def bench(
         chosen, left_out = backend_at(place, asked, sweep.workload)
         task = replace(task, left_out=[*task.left_out, *left_out])
         sweep, seed = replace(sweep, backend=chosen), task.requests[0].seed
-        begins_s = limit_s or 0.0
-        return join_training(
-            task, plan_training(sweep, settings, training, ranks=place.ranks, seed=seed, begins_s=begins_s)
-        )
+        planned = plan_training(sweep, settings, training, ranks=place.ranks, seed=seed)
+        return join_training(task, replace(planned, begins_s=limit_s or 0.0))
 
     return carry_out(settings, plan, lambda: ranks_by_gpus(suite.backends))
 

@@ -184,6 +184,7 @@ def train(
         batches=parse_numbers("--batch", batch) or (),
         world_sizes=parse_numbers("--world-size", world_size) or (),
     )
+    check_counts({"--steps": steps, "--threads": threads})
     chosen = find_budget(TRAINING_BUDGETS, budget, launches=launches, confirm_launches=confirm_launches)
     if launches or confirm_launches:
         chosen = dataclasses.replace(chosen, aim_s=None)  # a person who names numbers wants them
@@ -192,9 +193,12 @@ def train(
         seed = draw_seed(settings.seed_or_resumed())
         chosen_backend, left_out = backend_at(place, asked, workload)
         sweep = dataclasses.replace(named, backend=chosen_backend)
-        training = plan_training(sweep, settings, chosen, ranks=place.ranks, seed=seed, steps=steps, threads=threads)
         training = dataclasses.replace(
-            training, max_loss_increase=max_loss_increase, max_accuracy_loss=check_accuracy_loss(max_accuracy_loss)
+            plan_training(sweep, settings, chosen, ranks=place.ranks, seed=seed),
+            steps=steps,
+            threads=threads,
+            max_loss_increase=max_loss_increase,
+            max_accuracy_loss=check_accuracy_loss(max_accuracy_loss),
         )
         task = Task(name=short_name("train", workload), requests=(), stages=(), left_out=left_out)
         return join_training(task, training)
@@ -261,16 +265,12 @@ def plan_training(
     *,
     ranks: int,
     seed: int,
-    steps: int | None = None,
-    threads: int | None = None,
-    begins_s: float = 0.0,
 ) -> TrainingPlan:
     """Try the workload and plan its sweep.
 
     Raises:
         InputError: the workload cannot be trained with DDP, or a number is out of range.
     """
-    check_counts({"--steps": steps, "--threads": threads})
     batch = sweep.batches[0] if sweep.batches else None
     facts = probe_workload(sweep.workload, batch, sweep.hooks, backend=sweep.backend)
     return TrainingPlan(
@@ -279,11 +279,8 @@ def plan_training(
         ranks=ranks,
         seed=seed,
         budget=budget,
-        steps=steps,
-        threads=threads,
         case_timeout_s=settings.case_timeout,
         time_limit_s=settings.time_limit,
-        begins_s=begins_s,
     )
 
 

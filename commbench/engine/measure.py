@@ -185,19 +185,10 @@ def measure(
     record = Record(case=case, launch=launch, device=communicator.device, library=communicator.library())
     if case.pattern == MATRIX:
         return _measure_matrix(record, communicator, session, stopwatch, fixed)
-    make = partial(_prepare_case, case, communicator, session)
-    prepared_with_timer = _prepare_with_timer(case, communicator, session, make)
-    if isinstance(prepared_with_timer, Reason):
-        return _on_root(session, without_result(record, "unsupported", prepared_with_timer))
-    prepared, timer = prepared_with_timer
-    prepared, checked = _verify_case(prepared, timer, session)
-    record = replace(
-        record, **_conditions(prepared, timer)
-    )  # transport and algorithm are known after the first operation
-    if checked.refusal:
-        return _on_root(session, without_result(record, "unsupported", checked.refusal))
-    if checked.wrong:
-        return _on_root(session, wrong_record(record, prepared, checked))
+    verified = _prepare_and_verify(record, communicator, session)
+    if isinstance(verified, Record):
+        return _on_root(session, verified)
+    prepared, timer, checked = verified
     prepared.refill()
     with stopwatch.measuring():
         timer = _timer_for_length(prepared, communicator, timer, session, fixed)
@@ -206,9 +197,7 @@ def measure(
         together = prepared.captured  # `batch` counts operations, the sampler counts calls
         calls = sampler.warm_up(fixed and replace(fixed, batch=max(1, fixed.batch // together)))
         settled = replace(calls, batch=calls.batch * together)
-        before = session.read_clock(
-            communicator
-        )  # after warm-up: an idle GPU's clock is low and rises at the first operation
+        before = session.read_clock(communicator)  # after warm-up: the clock of an idle GPU is low
         samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
         after = session.read_clock(communicator)
         overlap = _overlap(prepared, communicator, timer, session)
@@ -345,6 +334,24 @@ def _prepare_case(case: Case, communicator: Communicator, session: Session) -> P
     if prepared.is_idle:
         raise UnsupportedError("idle", backend=case.backend)
     return prepared
+
+
+def _prepare_and_verify(
+    record: Record, communicator: Communicator, session: Session
+) -> tuple[Prepared, Timer, Checked] | Record:
+    """Return the prepared case, its timed loop and its verification; the finished record if it cannot be timed."""
+    make = partial(_prepare_case, record.case, communicator, session)
+    prepared_with_timer = _prepare_with_timer(record.case, communicator, session, make)
+    if isinstance(prepared_with_timer, Reason):
+        return without_result(record, "unsupported", prepared_with_timer)
+    prepared, timer = prepared_with_timer
+    prepared, checked = _verify_case(prepared, timer, session)
+    if not checked.refusal and not checked.wrong:
+        return prepared, timer, checked
+    record = replace(record, **_conditions(prepared, timer))  # the algorithm is known after the first operation
+    if checked.refusal:
+        return without_result(record, "unsupported", checked.refusal)
+    return wrong_record(record, prepared, checked)
 
 
 def _verify_case(prepared: Prepared, timer: Timer, session: Session) -> tuple[Prepared, Checked]:
