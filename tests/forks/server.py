@@ -252,6 +252,7 @@ def main() -> None:
     program = server.serve()
     if program:
         run_and_end(program)
+    os._exit(0)  # taking torch apart takes a second
 
 
 if __name__ == "__main__":
