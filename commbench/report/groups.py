@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from commbench.collectives.patterns import makes_groups, ranks_of
 from commbench.engine.flags import has_flag
 from commbench.engine.records import Row
+from commbench.results.tables import rows_by
 from commbench.units import counted, format_size
 
 #: With more groups than this, show the slowest, the median and the fastest.
@@ -77,10 +78,7 @@ def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Sequence[str]) -> 
 
 
 def _slowest(name: str, rows: Sequence[Row], hosts: Sequence[str]) -> str:
-    by_size: dict[int | None, list[Row]] = {}
-    for row in rows:
-        if row.time_us:
-            by_size.setdefault(row.message_bytes, []).append(row)
+    by_size = rows_by((row for row in rows if row.time_us), lambda row: row.message_bytes)
     several = [of_size for of_size in by_size.values() if len(of_size) > 1]
     if not several:
         return ""

@@ -17,6 +17,7 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.report.columns import Cell, plain_table, printed
 from commbench.report.formats import percent
 from commbench.results.pairs import Matrix
+from commbench.results.tables import rows_by
 from commbench.units import counted, format_size, format_time, three_digits, time_unit
 
 #: Most hosts or ranks in a full table; with more, only the slowest are shown.
@@ -180,11 +181,8 @@ def conclude(findings: Findings) -> str:
 
 def _named(stragglers: Iterable[Straggler]) -> list[str]:
     """One clause for each straggler; one that several quantities show is named once."""
-    alike: dict[tuple[str, str], list[Straggler]] = {}
-    for straggler in stragglers:
-        alike.setdefault((straggler.name, straggler.does), []).append(straggler)
     clauses = []
-    for (name, does), same in alike.items():
+    for (name, does), same in rows_by(stragglers, lambda straggler: (straggler.name, straggler.does)).items():
         first, *others = sorted(same, key=lambda straggler: -straggler.factor)
         also = "".join(f", {_times(other)} in {other.measured}" for other in others)
         clauses.append(f"{name}{does.format(_times(first))} in {first.measured}{also}")

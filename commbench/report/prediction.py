@@ -15,16 +15,14 @@ from commbench.analysis.prediction.hops import FittedHop
 from commbench.analysis.prediction.larger import GrowingNetwork
 from commbench.report.columns import Cell, Column, Tone, number, plain_table, printed, tabulate
 from commbench.report.formats import microseconds, percent, short, time_with_interval
+from commbench.results.tables import rows_by
 from commbench.units import counted, format_size, three_digits
 
 
 def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
     """Each reason once, with a count; reasons that differ in ranks, sizes, operation or hook only are merged."""
-    alike: dict[tuple[object, ...], list[AnyForecast]] = {}
-    for row in rows:
-        if row.reason:
-            alike.setdefault(row.reason.key(row.subject), []).append(row)
-    return [_sentence(group) for group in alike.values()]
+    groups = rows_by(rows, lambda row: row.reason.key(row.subject) if row.reason else None)
+    return [_sentence(group) for key, group in groups.items() if key]
 
 
 def _sentence(rows: list[AnyForecast]) -> str:

@@ -19,6 +19,7 @@ from commbench.report.formats import launches_of, microseconds, percent, short, 
 from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
 from commbench.results.info import RunInfo, measures_interconnect
 from commbench.results.overhead import Overhead
+from commbench.results.tables import rows_by
 from commbench.stats.budgets import BUDGETS
 from commbench.units import counted, format_size
 
@@ -121,11 +122,7 @@ def columns_of(rows: Iterable[Row], unique: Callable[[Row], object]) -> Columns:
     rows = list(rows)
     columns: Columns = {}
     for details in _DETAILS:
-        columns = {}
-        for row in rows:
-            columns.setdefault(" ".join(str(getattr(row, name)) for name in details if getattr(row, name)), []).append(
-                row
-            )
+        columns = rows_by(rows, lambda row: " ".join(str(value) for name in details if (value := getattr(row, name))))  # noqa: B023 - called at once
         if all(len({unique(row) for row in column}) == len(column) for column in columns.values()):
             break
     return columns
@@ -327,9 +324,7 @@ def failures(rows: Sequence[Flagged], total: int) -> list[str]:
 
 
 def _failed(rows: Sequence[Flagged], total: int, things: Things) -> list[Warned]:
-    by_status: dict[str, list[Flagged]] = {}
-    for row in rows:
-        by_status.setdefault(row.status, []).append(row)
+    by_status = rows_by(rows, lambda row: row.status)
     return [
         Warned(_count(len(by_status[status]), total, things), f"{text}{_example(by_status[status])}")
         for status, text in _STATUS.items()

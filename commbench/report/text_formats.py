@@ -10,7 +10,7 @@ from commbench.engine.records import Row
 from commbench.errors import check_choice
 from commbench.interop.imports.reading import PRINTED_BY_COMMBENCH
 from commbench.report.table import columns_of
-from commbench.results.tables import csv_text, one_line
+from commbench.results.tables import csv_text, one_line, rows_by
 
 OSU_VERSION = "v7.4"
 _SIZE_WIDTH, _VALUE_WIDTH = 10, 18
@@ -35,10 +35,7 @@ def render(rows: Sequence[Row], style: str) -> str:
 
 def _blocks(rows: Iterable[Row], block: Callable[[Row], Key], unique: Callable[[Row], Key]) -> Iterator[list[Row]]:
     """Group rows by ``block`` and backend, and further until ``unique`` distinguishes the rows of a block."""
-    blocks: dict[Key, list[Row]] = {}
-    for row in rows:
-        blocks.setdefault(block(row), []).append(row)
-    for together in blocks.values():
+    for together in rows_by(rows, block).values():
         yield from columns_of(together, unique).values()
 
 

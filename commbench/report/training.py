@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -20,6 +20,7 @@ from commbench.report.table import failures, legend, marks_of, reasons, warnings
 from commbench.results import DDP, PREDICTIONS, Run
 from commbench.results.info import Launch, is_live
 from commbench.results.recommendation import Choice, Recommendation, paragraph, setting_of, snippets
+from commbench.results.tables import rows_by
 from commbench.stats import family_hint
 from commbench.tuner.predictions import Accuracy, PredictionRow, held_out_accuracy
 from commbench.units import counted, format_duration, three_digits
@@ -49,8 +50,7 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
 
 def trained_together(rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
     """The rows of each table: one workload, number of ranks and batch."""
-    groups = itertools.groupby(rows, key=lambda row: (row.workload, row.world_size, row.batch_per_rank))
-    return [list(members) for _, members in groups]
+    return list(rows_by(rows, attrgetter("workload", "world_size", "batch_per_rank")).values())
 
 
 def training_warnings(run: Run) -> list[str]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from commbench.engine.records import COLUMNS, columns_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from pandas import DataFrame
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 #: Control characters, and those that turn the direction of what follows; new lines stay.
 _HIDDEN = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x2028, 0x2029)
@@ -75,6 +78,14 @@ def table_of_columns(dtypes: Mapping[str, str], columns: Mapping[str, Iterable[o
 def rows_of(table: DataFrame) -> Iterable[Any]:
     """Return the rows of a table as named tuples, with None for NA."""
     return table.astype(object).where(table.notna(), None).itertuples(index=False, name="Row")
+
+
+def rows_by(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return typed rows by their key, in the order of the first row of each group."""
+    groups: dict[K, list[T]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def csv_text(rows: Iterable[DataclassInstance], columns: Sequence[str] = COLUMNS) -> str:

@@ -29,6 +29,7 @@ from commbench.results import Run
 from commbench.results.files import refusing, replace_file
 from commbench.results.info import is_complete
 from commbench.results.recommendation import Recommendation
+from commbench.results.tables import rows_by
 
 STATUSES: tuple[str, ...] = get_args(Status)
 
@@ -231,8 +232,8 @@ def _of_stragglers(run: Run) -> Iterable[Sample]:
     if not findings.comparisons:
         return
     yield _sample("commbench_slow_compared", value=findings.comparisons)
-    by_name = sorted(findings.stragglers, key=lambda straggler: (straggler.kind, straggler.name))
-    for (kind, name), members in itertools.groupby(by_name, key=lambda straggler: (straggler.kind, straggler.name)):
+    by_name = rows_by(findings.stragglers, lambda straggler: (straggler.kind, straggler.name))
+    for (kind, name), members in sorted(by_name.items()):
         worst = max(straggler.factor for straggler in members)
         yield _sample("commbench_slow_factor_ratio", {"kind": kind, "name": name}, worst)
 

@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from commbench.analysis.runs import all_rank_rows
@@ -20,6 +21,7 @@ from commbench.errors import InputError
 from commbench.results import Run
 from commbench.results.info import measures_interconnect
 from commbench.results.overhead import ALIKE
+from commbench.results.tables import rows_by
 
 #: Columns of the plugin's configuration (NCCL, plugins/tuner/example, README); -1 stands for any.
 HEADING = (
@@ -100,8 +102,9 @@ def rules_of(rows: Iterable[Row]) -> list[Rule]:
     A rule reaches from size to size if both have the same choice, else to the middle between them. Sizes outside the
     measured range get no rule. Rows of ranks that share a GPU do not count.
     """
-    usable_rows = [row for row in rows if _is_usable(row) and measures_interconnect(row)]
-    return [rule for members in _grouped(usable_rows, _RULE_COLUMNS) for rule in _rules_by_size(members)]
+    usable_rows = (row for row in rows if _is_usable(row) and measures_interconnect(row))
+    groups = rows_by(usable_rows, attrgetter(*_RULE_COLUMNS)).values()
+    return [rule for members in groups for rule in _rules_by_size(members)]
 
 
 def _is_usable(row: Row) -> bool:
@@ -109,16 +112,8 @@ def _is_usable(row: Row) -> bool:
     return usual and row.status == "ok" and row.time_us is not None and row.message_bytes is not None
 
 
-def _grouped(rows: Iterable[Row], names: Sequence[str]) -> list[list[Row]]:
-    """Return groups of rows that are equal in the named columns, in the order of their first rows."""
-    groups: defaultdict[tuple[object, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[tuple(getattr(row, name) for name in names)].append(row)
-    return list(groups.values())
-
-
 def _rules_by_size(rows: Sequence[Row]) -> list[Rule]:
-    by_size = {members[0].message_bytes or 0: members for members in _grouped(rows, ("message_bytes",))}
+    by_size = rows_by(rows, lambda row: row.message_bytes or 0)
     sizes = sorted(by_size)
     middles = [(below + above) // 2 for below, above in itertools.pairwise(sizes)]
     ranges = zip([sizes[0], *(middle + 1 for middle in middles)], [*middles, sizes[-1]], strict=True)
@@ -143,7 +138,7 @@ def _rules_by_size(rows: Sequence[Row]) -> list[Rule]:
 def _best_choice(rows: Sequence[Row]) -> Choice | None:
     """Return the choice whose smallest gain over NCCL's own choice is largest, at one size; None without one."""
     shares: defaultdict[Choice, list[float]] = defaultdict(list)
-    for alike in _grouped(rows, _CONDITIONS):
+    for alike in rows_by(rows, attrgetter(*_CONDITIONS)).values():
         own = next((row for row in alike if not row.algorithm_requested), None)
         for row in alike:
             choice = _measured_choice(row)

@@ -40,6 +40,7 @@ from commbench.report.figures.words import (
 )
 from commbench.results import Run
 from commbench.results.info import RunInfo, measures_interconnect
+from commbench.results.tables import rows_by
 from commbench.units import counted, format_size, three_digits
 
 #: Patterns without a curve: a matrix has its own figure.
@@ -161,10 +162,12 @@ def _cases_of(run: Run) -> Iterable[tuple[Case, list[Row]]]:
     if not run.records:
         return []
     cases = {record.case.key: record.case for record in run.records}
-    rows: dict[str, list[Row]] = {}
-    for (key, _), row in run.keyed_rows.items():
-        rows.setdefault(key, []).append(row)
-    return [(cases[key], of_case) for key, of_case in rows.items() if cases[key].pattern not in _OTHERWISE]
+    by_case = rows_by(run.keyed_rows.items(), lambda keyed: keyed[0][0])
+    return [
+        (cases[key], [row for _, row in members])
+        for key, members in by_case.items()
+        if cases[key].pattern not in _OTHERWISE
+    ]
 
 
 def _family(

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name
 from commbench.ddp.plan.records import TrainingRow
@@ -16,6 +17,7 @@ from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.info import is_live
 from commbench.results.recommendation import Choice, Recommendation, setting_of
+from commbench.results.tables import rows_by
 from commbench.units import format_time, three_digits
 
 #: More names than this are counted instead.
@@ -169,10 +171,8 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     """Group rows by workload, backend, ranks and batch, in row order."""
     trials_by_key: dict[tuple[object, ...], list[Trial]] = {}
     for run, prefix in zip(runs, prefixes(runs), strict=True):
-        by_key: dict[tuple[object, ...], list[TrainingRow]] = {}
-        for row in run.training_rows:
-            by_key.setdefault((row.workload, row.backend, row.world_size, row.batch_per_rank), []).append(row)
-        for key, rows in by_key.items():
+        key_of = attrgetter("workload", "backend", "world_size", "batch_per_rank")
+        for key, rows in rows_by(run.training_rows, key_of).items():
             trials_by_key.setdefault(key, []).append(
                 Trial(run=run, prefix=prefix, rows=rows, recommendation=_about(run, key))
             )

@@ -30,6 +30,7 @@ from commbench.report.training import named_setting
 from commbench.results import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
 from commbench.results.files import LOSSES
 from commbench.results.info import FailedRank, Launch, RunInfo, is_live
+from commbench.results.tables import rows_by
 from commbench.schema import LARGEST
 from commbench.system.environment import differing
 from commbench.system.host import Host
@@ -264,11 +265,13 @@ def _seconds(heading: str, name: str) -> Column[Launch]:
 
 def missing_table(runs: Sequence[Run]) -> Table | None:
     """Cases without a result, a line for each reason; None if every case has one."""
-    alike: dict[tuple[str, str, str], list[tuple[str, Flagged]]] = {}
-    for run in runs:
-        for what, row in _unmeasured(run):
-            alike.setdefault((run.name, row.status, shared_cause(row.reason_code, row.reason)), []).append((what, row))
-    lines = [(key[0], members) for key, members in alike.items()]
+    lines = [
+        (run.name, members)
+        for run in runs
+        for members in rows_by(
+            _unmeasured(run), lambda line: (line[1].status, shared_cause(line[1].reason_code, line[1].reason))
+        ).values()
+    ]
     columns: list[Column[list[tuple[str, Flagged]]]] = [
         Column("status", lambda line: status_cell(line[0][1].status)),
         number("rows", len, form=str),
