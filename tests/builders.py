@@ -1,10 +1,12 @@
 """Cases, records and runs built by hand, for tests of everything that reads results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from commbench.collectives.cases import Case
-from commbench.engine.records import SCHEMA, GroupTimes, Record
+from commbench.engine.records import SCHEMA, GroupTimes, Record, Row
+from commbench.results.info import RunInfo
+from commbench.results.summary import keyed_rows
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -94,3 +96,8 @@ def make_info(**changes: Any) -> dict[str, Any]:
 
 #: Six launches 1 % apart at most.
 STEADY = [9.95, 9.97, 9.99, 10.01, 10.03, 10.05]
+
+
+def summarise_run(records: Iterable[Record], info: RunInfo) -> list[Row]:
+    """Return the rows of ``collectives.csv``."""
+    return list(keyed_rows(records, info).values())

@@ -168,8 +168,10 @@ def launch_medians(records: Iterable[Record], statuses: Sequence[str] = ("ok",))
     return [stats.median(record.times_us) for record in _timed(records, statuses)]
 
 
-def summarise_run(records: Iterable[Record], info: RunInfo) -> list[Row]:
-    """One row per case and group, by operation, pattern, dtype, redop, in_place, root, message_bytes and backend.
+def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
+    """Return a row for each case and group, by its key, in order.
+
+    The order is by operation, pattern, dtype, redop, in_place, root, message_bytes and backend.
 
     Args:
         records: as ``samples.jsonl`` holds them; the last one of a case and launch counts.
@@ -177,11 +179,6 @@ def summarise_run(records: Iterable[Record], info: RunInfo) -> list[Row]:
             ``ranks_per_gpu``, ``relative_half_width`` (the budget's target), ``tick_us`` (the clock's resolution) and
             ``emulated`` within ``environment``, each optional.
     """
-    return list(keyed_rows(records, info).values())
-
-
-def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
-    """Return the rows of `summarise_run` by case and group, in the same order."""
     with without_collector():
         rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
     for key in _slowest_groups(rows):
@@ -211,7 +208,7 @@ def _slowest_groups(rows: Mapping[RowKey, Row]) -> list[RowKey]:
 
 
 def overlap_rows(records: Iterable[Record], info: RunInfo) -> list[OverlapRow]:
-    """Return the lines of ``overlap.csv``: medians over launches, ordered as `summarise_run`."""
+    """Return the lines of ``overlap.csv``: medians over launches, ordered as `keyed_rows`."""
     records = list(records)
     if not any(record.overlap for record in records):
         return []

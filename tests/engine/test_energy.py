@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import make_case, make_grouped, make_record
+from builders import make_case, make_grouped, make_record, summarise_run
 from simulated_nvml import SimulatedNvml
 from training_builders import make_training_case, make_training_launches, rows_of
 
@@ -23,7 +23,6 @@ from commbench.engine.measure import Session, measure
 from commbench.engine.records import Record
 from commbench.engine.stopping import Sampler
 from commbench.engine.timing.loops import Progress
-from commbench.results.summary import summarise_run
 from commbench.stats.budgets import BUDGETS
 
 GPUS = ["0000:17:00.0", "0000:65:00.0"]

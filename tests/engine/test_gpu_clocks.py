@@ -4,12 +4,11 @@ import sys
 from typing import Any
 
 import pytest
-from builders import make_case, make_record
+from builders import make_case, make_record, summarise_run
 from simulated_nvml import SimulatedNvml
 
 from commbench.engine.gpu_clocks import GpuClocks, clocks_between
 from commbench.engine.records import Clocks, Record
-from commbench.results.summary import summarise_run
 
 GPU = "0000:17:00.0"
 

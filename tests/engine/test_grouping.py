@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import STEADY, make_case, make_grouped, make_info, make_record
+from builders import STEADY, make_case, make_grouped, make_info, make_record, summarise_run
 from effort import repetitions, slack
 from faking import EXACT, FakeRun, fake_case
 
@@ -16,7 +16,7 @@ from commbench.backends.fake import Script
 from commbench.engine.measure import fixed_settings_of
 from commbench.engine.records import Record, Row
 from commbench.results import Run
-from commbench.results.summary import overlap_rows, summarise_run
+from commbench.results.summary import overlap_rows
 from commbench.stats import Verdict
 
 TRUE_US = Script().time_us(1024)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import summarise_run
 from faking import EXACT, Coarse, FakeRun, fake_case
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,6 @@ from commbench.collectives.patterns import rounds_of
 from commbench.engine.matrix import FEWEST, MOST, _Share, _TurnTimes, turn_share
 from commbench.engine.records import Record
 from commbench.engine.timing.loops import Repetitions
-from commbench.results.summary import summarise_run
 
 # ----------------------------------------------------------------------------------------------------------- rounds
 

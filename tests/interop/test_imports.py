@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from builders import make_case, make_info, make_launches
+from builders import make_case, make_info, make_launches, summarise_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +19,6 @@ from commbench.errors import InputError
 from commbench.interop.imports import TOOLS, Asked, Imported, Source, import_outputs
 from commbench.interop.imports.nccl_tests import nccl_version
 from commbench.report.text_formats import render
-from commbench.results.summary import summarise_run
 
 DATA = Path(__file__).parents[1] / "data" / "imports"
 

@@ -4,14 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import KIB, make_case, make_info, make_launches
+from builders import KIB, make_case, make_info, make_launches, summarise_run
 from networks import write_run
 
 from commbench.engine.records import Record, Row
 from commbench.errors import InputError
 from commbench.interop.exports.nccl_tuner import rules_of, write_nccl_tuner
 from commbench.results import load_run
-from commbench.results.summary import summarise_run
 
 SPREAD = (1.0, 1.01, 0.99, 1.0, 1.005, 0.995)
 #: What NCCL's log says of what was asked for; of others nothing.

@@ -4,14 +4,13 @@ import csv
 import io
 
 import pytest
-from builders import KIB, MIB, STEADY, make_case, make_grouped, make_info, make_launches, make_record
+from builders import KIB, MIB, STEADY, make_case, make_grouped, make_info, make_launches, make_record, summarise_run
 from rich.console import Console
 
 from commbench.engine.records import Record, Row
 from commbench.report.groups import chosen, name_slowest, rates_together
 from commbench.report.table import render_table, warnings_for
 from commbench.report.text_formats import render
-from commbench.results.summary import summarise_run
 
 HOSTS = ("host0", "host0", "host1", "host1")
 

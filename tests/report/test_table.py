@@ -5,7 +5,7 @@ import io
 import math
 
 import pytest
-from builders import KIB, MIB, STEADY, make_case, make_info, make_launches, make_record
+from builders import KIB, MIB, STEADY, make_case, make_info, make_launches, make_record, summarise_run
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -13,7 +13,6 @@ from rich.console import Console
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Record, Row
 from commbench.report.table import columns_of, format_time_us, render_table, warnings_for
-from commbench.results.summary import summarise_run
 
 
 def render(records: list[Record], width: int = 100) -> str:

@@ -4,14 +4,13 @@ import csv
 import io
 
 import pytest
-from builders import KIB, MIB, STEADY, make_case, make_info, make_launches, make_record
+from builders import KIB, MIB, STEADY, make_case, make_info, make_launches, make_record, summarise_run
 
 from commbench.collectives.cases import Case
 from commbench.collectives.datatypes import DTYPES
 from commbench.engine.records import Record, Row
 from commbench.errors import InputError
 from commbench.report.text_formats import render
-from commbench.results.summary import summarise_run
 from commbench.results.tables import csv_text
 
 SIZES = (8, KIB, MIB, 512 * MIB)

@@ -1,13 +1,12 @@
 """Tests of what a framework adds to a library."""
 
 import pytest
-from builders import make_case, make_info, make_launches
+from builders import make_case, make_info, make_launches, summarise_run
 from rich.console import Console
 
 from commbench.engine.records import Row
 from commbench.report.table import TIME_SLICES, render_overheads
 from commbench.results.overhead import overheads
-from commbench.results.summary import summarise_run
 
 
 def rows(ranks_per_gpu: int = 1, **times_us: list[float]) -> list[Row]:

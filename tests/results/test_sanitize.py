@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from builders import make_case, make_info, make_launches, make_record
+from builders import make_case, make_info, make_launches, make_record, summarise_run
 from rich.table import Table
 from rich.text import Text
 
@@ -11,7 +11,6 @@ from commbench.cli.terminal import make_console
 from commbench.engine.records import Row
 from commbench.report.table import render_table
 from commbench.report.text_formats import render
-from commbench.results.summary import summarise_run
 from commbench.results.tables import cell_text, csv_text, one_line, visible
 
 HOSTILE = "[red]x[/red] :smile: \x1b[31mred\x1b[0m \x9b2J \u202eabc"

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import KIB, MIB, STEADY, make_case, make_info, make_launches, make_record
+from builders import KIB, MIB, STEADY, make_case, make_info, make_launches, make_record, summarise_run
 from hypothesis import given
 from hypothesis import strategies as st
 
 from commbench import stats
 from commbench.engine.records import Record, Row
-from commbench.results.summary import latest, launch_medians, summarise_run
+from commbench.results.summary import latest, launch_medians
 
 
 def summarise_one(records: list[Record], **info: Any) -> Row:
