@@ -127,7 +127,7 @@ class SimulatedCuda:
         self.note_wait()
 
     def reset_peak_memory_stats(self, number: int) -> None:
-        """Begin anew."""
+        """Begin again."""
         assert number == self.current
         self.peak_resets += 1
 
@@ -175,7 +175,7 @@ class StandIn(Gpu):
         return tensor
 
     def asked(self) -> dict[str, int]:
-        """What was asked of it: events, waits (also inside steps), tensors to copy, peaks to begin anew."""
+        """What was asked of it: events, waits (also inside steps), tensors to copy, peaks to begin again."""
         cuda = self.cuda
         counts = {"events": cuda.events, "waits": cuda.waits, "inside": cuda.waits_inside}
         return {**counts, "copied": self.copied, "peak_resets": cuda.peak_resets}

@@ -15,7 +15,7 @@ from commbench.hooks.message import BucketShape, Message, check_density, kept_el
 
 
 class RandomK(FeedbackHook):
-    """Sums k = ceil(density x n) elements of each bucket, drawn anew every step from (seed, step, first parameter).
+    """Sums k = ceil(density x n) elements of each bucket, drawn again every step from (seed, step, first parameter).
 
     With error feedback the rest is kept; without it the sum is scaled by n/k, which makes it unbiased.
     """

@@ -179,7 +179,7 @@ class Heart:
     @timeout_s.setter
     def timeout_s(self, seconds: float | None) -> None:
         self._patience = replace(self._patience, timeout_s=seconds)
-        self._position = (-1, -1)  # the next look takes what it sees for progress, and arms the net anew
+        self._position = (-1, -1)  # the next look takes what it sees for progress, and arms the net again
 
     @property
     def limit_s(self) -> float | None:

@@ -189,9 +189,9 @@ class Store:
         except OSError as error:
             reason = error.strerror or error
             raise LaunchError(
-                f"{what}, and what was measured could not be written anew ({reason}); the same command begins again."
+                f"{what}, and what was measured could not be written again ({reason}); the same command begins again."
             ) from error
-        raise LaunchError(f"{what}; what was measured was written into it anew, and the same command resumes.")
+        raise LaunchError(f"{what}; what was measured was written into it again, and the same command resumes.")
 
     def _rewrite(self) -> None:
         """Make the directory again from the records in memory, and continue with it.

@@ -281,9 +281,9 @@ class _Decision:
             (candidate for candidate in ranked if candidate.case.is_plain and group.ratio(candidate) > 1), None
         )
         chosen = choices[best.case] if best else baseline
-        weighed_speedup = speedups[judged.case] if judged else None
-        launches = weighed_speedup.launches if weighed_speedup else 0
-        level = weighed_speedup.interval.level if weighed_speedup and weighed_speedup.interval else FIRST_LOOK
+        judged_speedup = speedups[judged.case] if judged else None
+        launches = judged_speedup.launches if judged_speedup else 0
+        level = judged_speedup.interval.level if judged_speedup and judged_speedup.interval else FIRST_LOOK
         snippet = self._snippet(best if verdict == "change" else None)
         return Recommendation(
             workload=case.workload,
@@ -297,17 +297,17 @@ class _Decision:
             speedup_ci=chosen.speedup_ci,
             verdict=verdict,
             level=level,
-            reason=self._reason(verdict, choices[judged.case] if judged else None, weighed_speedup, level),
+            reason=self._reason(verdict, choices[judged.case] if judged else None, judged_speedup, level),
             snippet=snippet,
             measured_steps=measured_steps(self.records),
             exhaustive_steps=exhaustive_steps(self.records, self.info),
             launches=launches,
-            blocks=weighed_speedup.blocks if weighed_speedup else 0,
+            blocks=judged_speedup.blocks if judged_speedup else 0,
             is_live=is_live(self.info),
             safe=self._safe(ranked, speedups),
             alternatives=tuple(choices.values()),
             cost=_cost_of(best, group) if best else None,
-            warnings=self._warnings(best, weighed_speedup, level),
+            warnings=self._warnings(best, judged_speedup, level),
             max_accuracy_loss=self.info.get("max_accuracy_loss"),
             too_costly=self._too_costly(),
             surer=self._launch_advice(judged, level) if verdict == "inconclusive" and judged else "",

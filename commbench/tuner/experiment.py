@@ -3,7 +3,7 @@
 All settings are screened in rounds of short blocks: each round has a block of the baseline and of every setting that is
 left. The best are confirmed in fresh rounds; the decision rests on these alone. A speedup is the ratio of two block
 medians of one round, because the machine changes less within a round than between rounds. The order within a round is
-drawn anew each time. Between equal settings the ratio is therefore as often above 1 as below it, whatever disturbs the
+drawn again each time. Between equal settings the ratio is therefore as often above 1 as below it, whatever disturbs the
 machine, and the interval of its median holds.
 """
 

@@ -222,18 +222,18 @@ class Standing:
         if not self.estimates:
             return []
         leader = self.estimates[0]
-        hopeful = [
+        near_enough = [
             estimate for estimate in self.estimates if estimate.log_ratio <= leader.log_ratio + math.log(HOPELESS)
         ]
         plain = [
             estimate.case
             for estimate in self.estimates
-            if estimate.is_plain and (estimate in hopeful or estimate.log_ratio < -MARGIN)
+            if estimate.is_plain and (estimate in near_enough or estimate.log_ratio < -MARGIN)
         ]
         chosen = [
             leader.case,
             *plain[:1],
-            *_firsts((estimate.case for estimate in hopeful), lambda case: case.hook_name),
+            *_firsts((estimate.case for estimate in near_enough), lambda case: case.hook_name),
         ]
         near = [
             estimate.case for estimate in self.estimates if estimate.log_ratio <= leader.log_ratio + self.model_error

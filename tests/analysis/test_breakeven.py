@@ -37,8 +37,8 @@ def test_bytes_cross_at_one_over_p() -> None:
     assert BreakEven(world_size=8, dense_ms=1.0, density=None).byte_density == 1 / 8
 
 
-def test_times_cross_where_the_formula_says() -> None:
-    """At that density an all_gather of k entries a rank and its local work take what the all_reduce takes."""
+def test_times_cross_at_the_density_of_the_formula() -> None:
+    """Compare the all_gather of k entries per rank plus local work with the all_reduce."""
     hop, n, p = Hop(alpha_us=50.0, beta_us_per_byte=8e-3), 4.0 * MIB, 8
     local = {"select_us": 7000.0, "zero_us": 500.0, "add_us": 2e-3}
     density = float(crossover_density(p, n, hop, **local))

@@ -85,14 +85,14 @@ def test_the_best_list_makes_the_buckets_that_it_was_found_for() -> None:
     assert predicted(model, CASE, text) < 0.97 * min(singles)
 
 
-def test_a_list_that_gains_little_is_not_worth_its_words() -> None:
-    """Return nothing where one bucket size does as well."""
+def test_a_list_that_gains_little_is_not_returned() -> None:
+    """Return None if one bucket size is as good."""
     model = make_step_model(make_facts([1.0] * 20), LinearNetwork(alpha_us=1, beta_us_per_byte=1e-5))
     assert best_list(model, CASE) is None
 
 
-def test_a_list_that_gains_less_than_the_model_errs_is_no_gain() -> None:
-    """Return nothing where the model misses the very steps that it was calibrated on by more than the list gains."""
+def test_a_list_within_the_error_of_the_model_is_not_returned() -> None:
+    """Return None if the model's calibration error exceeds the gain."""
     model = make_bursts()
     sharing = {"none": Sharing(contention=0.0)}
     for error, found in ((0.0, True), (0.3, False)):
@@ -127,8 +127,8 @@ def test_lists_are_short_and_round_and_their_buckets_no_crumbs(servers: int, alp
     assert all(len(bucket) >= 2 for bucket in layout_of(text, BIASED))
 
 
-def test_of_lists_as_good_the_shortest_is_taken() -> None:
-    """Take no third size where it gains nothing but what nobody can measure."""
+def test_the_shortest_of_equal_lists_is_taken() -> None:
+    """Take no third size for a gain below the resolution."""
     facts = make_facts([3.0, 6.0, 0.5, 0.5], ready_ms=[10, 50, 99.9, 100], backward_ms=100)
     model = make_step_model(facts, LinearNetwork(alpha_us=10, beta_us_per_byte=5e-3))
     best = min(predicted(model, CASE, cap) for cap in ("2+5+0.4+0.4", "2+5+0.4", "2+5"))

@@ -36,22 +36,22 @@ def fit_one(observations: list[Observation]) -> Sharing:
 
 
 @pytest.mark.parametrize("truth", [Sharing(contention=0.2), Sharing(contention=0.8), Sharing(slowdown=1.25)])
-def test_a_known_sharing_is_found(truth: Sharing) -> None:
-    """Find both numbers from three settings in which they act differently."""
+def test_simulated_contention_and_slowdown_are_recovered(truth: Sharing) -> None:
+    """Fit both parameters from three settings."""
     works = [make_work(10, 30, 60), make_work(95), make_work(5, 10, comm_ms=10)]
     found = fit_one([observe(work, truth) for work in works])
     assert found.contention == pytest.approx(truth.contention, abs=0.15)
     assert found.slowdown == pytest.approx(truth.slowdown, rel=0.1)
 
 
-def test_one_setting_is_met_exactly() -> None:
-    """Leave no error where there is only one step to meet."""
+def test_one_setting_is_fitted_exactly() -> None:
+    """Leave no error with a single step."""
     observation = observe(make_work(10, 40, 80), Sharing(contention=0.1, slowdown=1.4))
     assert observation.error(fit_one([observation])) == pytest.approx(0, abs=1e-9)
 
 
-def test_what_cannot_be_explained_is_the_rest() -> None:
-    """Meet steps that are far longer than sharing can make them, and add as much to every other step."""
+def test_unexplained_time_is_added_to_every_step() -> None:
+    """Fit steps that are longer than sharing can explain."""
     observation = observe(make_work(10, 40, 80, comm_ms=2), Sharing(unexplained_ms=70))
     found = fit_one([observation])
     assert observation.error(found) == pytest.approx(0, abs=1e-9)
@@ -59,16 +59,16 @@ def test_what_cannot_be_explained_is_the_rest() -> None:
     assert found.slowdown < 1.3
 
 
-def test_a_step_that_tells_nothing_leaves_the_usual() -> None:
-    """Keep to the usual contention where a single bucket is sent after the backward pass."""
+def test_an_uninformative_step_keeps_the_prior() -> None:
+    """Keep the prior contention if a single bucket is sent after the backward pass."""
     found = fit_one([observe(make_work(100), Sharing(contention=0.0))])
     assert found.contention == pytest.approx(USUAL_CONTENTION, abs=0.05)
     assert found.slowdown == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize("unexplained_ms", [-30.0, 40.0])
-def test_a_hook_that_hardly_communicates_does_not_turn_the_network(unexplained_ms: float) -> None:
-    """Take the slowdown from the hook whose step is communication, whatever else the other's step takes."""
+def test_a_hook_that_hardly_communicates_does_not_change_the_slowdown(unexplained_ms: float) -> None:
+    """Take the slowdown from the hook whose step is mostly communication."""
     dense = [observe(make_work(10, 40, 80, comm_ms=comm_ms), Sharing(slowdown=1.2)) for comm_ms in (50, 150)]
     sparse = [observe(make_work(10, 40, 80, comm_ms=1), Sharing(slowdown=1.2, unexplained_ms=unexplained_ms))]
     found = fit_sharing({"none": dense, "topk:0.01": sparse}).likely
@@ -77,8 +77,8 @@ def test_a_hook_that_hardly_communicates_does_not_turn_the_network(unexplained_m
     assert found["topk:0.01"].unexplained_ms == pytest.approx(unexplained_ms, abs=3)
 
 
-def test_the_range_of_slowdown_tells_how_much_steps_depend_on_it() -> None:
-    """Allow little where the step is communication, much where it hardly is, and meet the measured step everywhere."""
+def test_the_interval_of_the_slowdown_is_wider_with_less_communication() -> None:
+    """Predict the measured step at both ends of the interval."""
     widths = []
     for comm_ms in (2.0, 300.0):
         observation = observe(make_work(60, 80, 95, comm_ms=comm_ms), Sharing())

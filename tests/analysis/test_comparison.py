@@ -117,8 +117,8 @@ def test_only_ok_launches_count() -> None:
     assert (6, 6) == (compared.comparison.launches_a, compared.comparison.launches_b)
 
 
-def test_unlike_conditions_are_refused() -> None:
-    """Name what differs and why it matters; listed and said to be forced on request."""
+def test_different_conditions_are_refused() -> None:
+    """Name the differing conditions and why they matter; list them if forced."""
     a = make_run(make_launches(STEADY), environment={"hosts": [{"cpu_model": "X", "kernel": "6.1.7"}]})
     b = make_run(
         make_launches(STEADY, transport="tcp"),
@@ -137,8 +137,8 @@ def test_unlike_conditions_are_refused() -> None:
     assert "differs, to be known: kernel: 6.1.7 vs 6.1.9" in text
 
 
-def test_what_should_merely_be_known_is_only_listed() -> None:
-    """Compare across commits and patch levels without a word of force."""
+def test_harmless_differences_are_only_listed() -> None:
+    """Compare across commits and patch levels without --force."""
     a, b = make_run(make_launches(STEADY), git_commit="1"), make_run(make_launches(STEADY), "b", git_commit="2")
     table = compare(a, b)
     assert ["git_commit: 1 vs 2"] == list(map(str, table.differences))
@@ -146,8 +146,8 @@ def test_what_should_merely_be_known_is_only_listed() -> None:
     assert "FORCED" not in render(table)
 
 
-def test_too_few_launches_are_said() -> None:
-    """Hint at more launches where no change could have been found."""
+def test_too_few_launches_for_any_detection_are_reported() -> None:
+    """Advise more launches if no change could be detected."""
     few = compare(make_run(sweep(1, launches=3)), make_run(sweep(2, launches=3, slower={KIB: 2.0}), "b"))
     assert {Verdict.INCONCLUSIVE, Verdict.SAME} >= set(verdicts(few).values())
     assert few.has_too_few_launches
@@ -191,8 +191,8 @@ def test_text_has_a_line_a_case_and_a_summary() -> None:
     assert first.endswith("]. 0 faster, 3 same, 0 inconclusive, with a margin of 2 %.")
 
 
-def test_cases_of_one_short_name_are_told_apart() -> None:
-    """Spell out what the short name of a case leaves out."""
+def test_cases_with_the_same_short_name_get_full_names() -> None:
+    """Add the fields that the short name omits."""
     records = make_launches(STEADY, make_case(loop="native")) + make_launches(STEADY, make_case(loop="python"))
     text = " ".join(render(compare(make_run(records), make_run(records, "b")), width=200).split())
     assert "loop native, buffers hot)" in text
@@ -206,7 +206,7 @@ def test_text_fits_100_columns() -> None:
     assert "\u2026" not in text
 
 
-def test_nothing_in_common_is_said() -> None:
+def test_runs_without_common_cases_are_compared_without_error() -> None:
     """Compare nothing without failing."""
     a = make_run([make_record(make_case(message_bytes=size)) for size in range(8, 8 + 40, 4)])
     text = " ".join(render(compare(a, make_run([make_record(make_case("barrier"))], "b"))).split())
@@ -244,8 +244,8 @@ def timed_unlike(cases: int, **changes: Any) -> Run:
         ),
     ],
 )
-def test_a_case_that_was_timed_unlike_gets_no_verdict(changes: dict[str, Any], named: str) -> None:
-    """Judge the others; refuse where it is so of all cases, and judge these, too, where that is forced."""
+def test_a_case_that_was_timed_differently_gets_no_verdict(changes: dict[str, Any], named: str) -> None:
+    """Judge the other cases; refuse if all cases differ, unless forced."""
     a = make_run(sweep(1))
     table = compare(a, timed_unlike(1, **changes))
     assert [Verdict.INCONCLUSIVE] + 3 * [Verdict.SAME] == list(verdicts(table).values())
@@ -316,15 +316,15 @@ def test_baselines_of_one_launch_each_are_compared() -> None:
     assert not compare(baselines[:2], make_run(sweep(9), "b")).has_too_few_launches
 
 
-def test_few_baselines_are_said_to_be_few() -> None:
-    """Ask for five where two tell little of how runs differ."""
+def test_fewer_than_five_baselines_give_a_hint() -> None:
+    """Advise five baselines."""
     table = compare([shifted("a1", 1, 1.0), shifted("a2", 2, 1.03)], shifted("b", 3, 1.0))
     assert "2 baselines leave the variance between runs uncertain" in " ".join(render(table).split())
     assert "tell little" not in render(compare([shifted("a1", 1, 1.0)], shifted("b", 3, 1.0)))
 
 
-def test_unlike_baselines_are_refused() -> None:
-    """Say which condition, and list it once where it is forced."""
+def test_baselines_under_different_conditions_are_refused() -> None:
+    """Name the condition, and list it once if forced."""
     a1, a2 = (shifted(f"a{nodes}", nodes, 1.0, nodes=nodes) for nodes in (1, 2))
     with pytest.raises(InputError, match=r"^The baselines were measured under different conditions \(nodes: 1, 2"):
         compare([a1, a2], shifted("b", 3, 1.0))
@@ -365,8 +365,8 @@ def test_a_run_counts_once() -> None:
 # ------------------------------------------------------------------------------------------------- incomplete runs
 
 
-def test_what_a_run_that_ended_early_did_not_reach_is_lost() -> None:
-    """Count as lost what the same plan asked for; say of another plan what is missing, and no more."""
+def test_cases_that_an_unfinished_run_did_not_reach_are_lost() -> None:
+    """Count cases of the same plan as lost, and list cases of another plan as missing."""
     a = make_run(sweep(1), plan={"cases_sha256": "x"}, status="complete")
     for plan, lost in (({"cases_sha256": "x"}, 2), ({"cases_sha256": "y"}, 0), ({}, 0)):
         b = make_run(sweep(2)[:20], "b", plan=plan, status="partial")

@@ -50,8 +50,8 @@ def names(a: Any, b: Any, *, carriers: Collection[str] = ("mpi",)) -> tuple[list
         (info(ranks=[{"rank": 0, "cpus": [0]}]), [], []),
     ],
 )
-def test_each_condition_is_unsound_or_known(other: Any, unsound: list[str], known: list[str] | None) -> None:
-    """Tell what could explain a difference of times from what should merely be known."""
+def test_each_condition_is_unsound_or_only_listed(other: Any, unsound: list[str], known: list[str] | None) -> None:
+    """Separate conditions that could explain a difference of times from the others."""
     found = names(info(), other)
     assert unsound == found[0]
     if known is not None:

@@ -33,8 +33,8 @@ def test_noise_is_smoothed() -> None:
     assert np.mean(smooth) < 0.75 * np.mean(raw)
 
 
-def test_what_noise_cannot_explain_is_kept() -> None:
-    """Predict at a measured size what was measured, although no line goes there, where all launches agree."""
+def test_residuals_beyond_noise_are_kept() -> None:
+    """Predict the measured time off the line if all launches agree."""
     bent = [one(np.array(float(n))) * (1.5 if n == 4 * KIB else 1) for n in POWERS]
     curve = fit_curve(POWERS, [[float(t) * 0.999, float(t), float(t) * 1.001] for t in bent])
     assert curve.trust > 0.99
@@ -48,8 +48,8 @@ def test_measured_sizes_keep_their_times() -> None:
 
 
 @pytest.mark.parametrize(("law", "worst"), [(one, 0.03), (two, 0.2), (three, 0.2)])
-def test_between_sizes_the_law_is_met(law: Callable[[Floats], Floats], worst: float) -> None:
-    """Predict between sizes 4 apart a line within 3 %, and others at most sizes so; next to a jump nobody can."""
+def test_predictions_between_sizes_follow_the_law(law: Callable[[Floats], Floats], worst: float) -> None:
+    """Predict a line within 3 % between sizes 4 apart, and other laws at most sizes."""
     curve = fit_curve(COARSE, launches_of(law, COARSE, noise=0.0))
     between = np.geomspace(COARSE[0], COARSE[-1], 200)
     errors = np.abs([curve.time_us(n) / float(law(np.array(n))) - 1 for n in between])
@@ -170,8 +170,8 @@ def test_intervals_of_lines_are_written_and_unknown_for_one_launch() -> None:
     assert all(line["alpha_us_ci"] is None for line in alone.to_json()["segments"])
 
 
-def test_no_interval_from_one_launch() -> None:
-    """Give none where one launch bears on the size, and one where others do."""
+def test_one_launch_has_no_interval() -> None:
+    """Return None if a single launch has the size."""
     launches = launches_of(one, POWERS, launches=4)
     curve = fit_curve(
         POWERS, [row if size > 64 else [*row[:1], None, None, None] for size, row in zip(POWERS, launches, strict=True)]

@@ -88,8 +88,8 @@ def test_more_ranks_are_no_faster(case: tuple[str, str, str, tuple[int, ...], Li
                 assert all(more >= (1 - 1e-9) * less for less, more in itertools.pairwise(times))
 
 
-def test_a_slower_link_adds_what_it_takes() -> None:
-    """What was ten times as slow as the textbook within a host is not ten times as slow over a link."""
+def test_a_slower_link_adds_its_own_time_only() -> None:
+    """Do not scale slowness within a host to a slower link."""
     form = ALGORITHMS["all_reduce"]["ring"]
     times = form(4, np.array(SIZES, float), LOCAL)
     odd = fit_curve(SIZES, [[time * (10 if size == MIB else 1)] * 3 for size, time in zip(SIZES, times, strict=True)])
@@ -116,8 +116,8 @@ def test_noise_is_not_multiplied() -> None:
     assert curve.time_us(16 * MIB, 8) < 1.3 * float(form(8, 16 * MIB, HOP))
 
 
-def test_times_are_made_to_rise_between_what_was_measured() -> None:
-    """A dip is filled, a peak is cut to the longer neighbour, and measured times stay."""
+def test_times_are_made_non_decreasing_between_measurements() -> None:
+    """Fill a dip, cut a peak to the longer neighbour, keep measured times."""
     times = {2.0: 1.0, 4.0: 5.0, 8.0: 3.0, 16.0: 4.0}
 
     def times_us(ranks: np.ndarray) -> np.ndarray:

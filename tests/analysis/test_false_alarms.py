@@ -33,7 +33,7 @@ def make_side(script: Script, name: str, launches: int, cases: Sequence[Case] = 
 
 
 def compare_scripts(pair: int, a: Script, b: Script, launches: int = STANDARD.launches) -> ComparisonTable:
-    """Measure both scripts anew and compare them."""
+    """Measure both scripts again and compare them."""
     sides = [
         make_side(replace(script, seed=2 * pair + side), name, launches)
         for side, (script, name) in enumerate(((a, "a"), (b, "b")))

@@ -31,8 +31,8 @@ def mpi(form: Form, *ranks: int, link: Link = UNKNOWN) -> GrowingCurve:
     return grow(*(measure(form, number, link=link) for number in ranks), backend="mpi")
 
 
-def test_where_it_was_measured_it_is_the_measurement() -> None:
-    """On the same ranks and links the prediction is the curve, whatever the textbook says."""
+def test_a_prediction_at_a_measured_point_is_the_measurement() -> None:
+    """Return the curve on the measured ranks and link."""
     curves = [measure(RING, 2), measure(ALGORITHMS["all_reduce"]["recursive doubling"], 4)]
     for one in curves:
         for size in (64 * KIB, 100_000, 16 * MIB):
@@ -55,8 +55,8 @@ def test_more_ranks_are_predicted_from_few(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("gbit", [0.5, 10, 100])
-def test_other_links_change_what_the_link_takes(gbit: float) -> None:
-    """Latency stays, the rest goes with the rate, headers and all."""
+def test_another_link_rate_scales_the_time_of_the_link_only(gbit: float) -> None:
+    """Keep the latency and scale the rest by the rate, including headers."""
     hop = Hop(alpha_us=50.0, beta_us_per_byte=1.1 * HOP.beta_us_per_byte)
     curve = grow(*(measure(RING, ranks, hop=hop) for ranks in (2, 4)))
     expected = Hop(alpha_us=50.0, beta_us_per_byte=hop.beta_us_per_byte / gbit)
@@ -83,8 +83,8 @@ def test_a_faster_link_than_any_may_gain_nothing() -> None:
     assert both.high_us < 0.7 * once.high_us / once.time_us * both.time_us
 
 
-def test_crowding_is_taken_out_unless_it_is_asked_for() -> None:
-    """Emulated hosts share cores: predicted in the lab they go on sharing them, else each has its own."""
+def test_oversubscription_is_removed_unless_cores_stay_shared() -> None:
+    """Predict emulated hosts with own cores by default, with shared cores on request."""
     link = Link(rate_bps=1e9, shared_cores=2, source="emulated")
 
     def crowded(ranks: int) -> Hop:
@@ -112,8 +112,8 @@ def test_the_held_out_error_is_that_on_more_ranks() -> None:
     assert "one world size only: the algorithm is assumed" in alone.over
 
 
-def test_intervals_widen_with_distance() -> None:
-    """Far from what was measured less is known."""
+def test_intervals_widen_with_distance_from_measurements() -> None:
+    """Widen the interval with every doubling."""
     curve = grow(*(measure(ALGORITHMS["all_reduce"]["double tree"], ranks) for ranks in (2, 3, 4)))
     widths = []
     for ranks in (4, 8, 64, 1024):
@@ -168,8 +168,8 @@ def test_groups_across_hosts_share_the_links() -> None:
         curve.check_hosts(7, 2)
 
 
-def test_hierarchies_keep_what_is_within_hosts() -> None:
-    """Only the part across hosts grows with them."""
+def test_hierarchical_operations_keep_the_time_within_hosts() -> None:
+    """Scale only the part across hosts."""
     inner = Hop(alpha_us=5.0, beta_us_per_byte=2e-3)
 
     def hierarchical(p: float, n: float, hop: Hop) -> float:
@@ -193,8 +193,8 @@ def test_hosts_of_other_sizes() -> None:
         tree.check_hosts(64, 8)
 
 
-def test_one_host_tells_nothing_of_links() -> None:
-    """Across hosts a rate is needed; on more ranks of the same host it is not."""
+def test_predictions_across_hosts_from_one_host_need_a_rate() -> None:
+    """Need no rate on more ranks of the same host."""
     inside = grow(measure(RING, 2, link=WITHIN_HOST), ranks_per_node=2)
     inside.check_hosts(4, 4)
     inside.check_hosts(8, 2, 1e9)
@@ -216,8 +216,8 @@ def test_ranks_that_fit_one_host_meet_no_link() -> None:
         grow(measure(RING, 16), ranks_per_node=8).estimate(MIB, 7, 1e8, ranks_per_node=8)
 
 
-def test_from_one_host_only_the_least_is_known() -> None:
-    """Across hosts start-ups are longer by what nobody measured: it says so, and how much of the time they are."""
+def test_predictions_across_hosts_from_one_host_are_lower_bounds() -> None:
+    """Report the share of start-ups, which are longer between hosts."""
     inside = grow(measure(RING, 4, link=WITHIN_HOST), ranks_per_node=4)
     assert not inside.estimate(MIB, 2, 1e9, ranks_per_node=4).is_lower_bound
     small, large = (inside.estimate(size, 8, 1e9, ranks_per_node=4) for size in (KIB, 64 * MIB))
@@ -263,8 +263,8 @@ def test_a_link_too_slow_rules_an_algorithm_out() -> None:
     assert "recursive doubling" in mpi(RING, 8).estimate(16 * MIB, 8).algorithm.split(" or ")
 
 
-def test_what_cannot_grow_is_refused() -> None:
-    """Point-to-point has no ranks to grow with; some patterns have no textbook."""
+def test_operations_without_closed_form_are_refused() -> None:
+    """Refuse point-to-point operations and some patterns."""
     with pytest.raises(InputError, match="No closed form of latency"):
         grow(measure(RING, 2, link=LINK), operation="latency")
     with pytest.raises(InputError, match="No closed form of gloo broadcast in pattern hierarchical"):

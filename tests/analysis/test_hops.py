@@ -21,8 +21,8 @@ def test_latency_and_rate_are_found_without_knowing_the_link() -> None:
     assert (found.local_us_per_byte, found.call_us) == (0.0, 0.0)
 
 
-def test_what_a_byte_takes_beyond_its_link() -> None:
-    """Over one link of 8 ns a byte that takes 11 it is the link's; where it takes 30 the work is local."""
+def test_cost_per_byte_beyond_the_link_is_excess_or_local_work() -> None:
+    """Attribute 11 ns over a link of 8 ns to the link, and 30 ns to local work."""
     found = fit_hop(RING, [measure(RING, ranks, hop=Hop(alpha_us=50.0, beta_us_per_byte=11e-3)) for ranks in (2, 4)])
     assert found.link_us_per_byte is None
     assert found.local_us_per_byte == 0.0
@@ -34,8 +34,8 @@ def test_what_a_byte_takes_beyond_its_link() -> None:
 
 
 @pytest.mark.parametrize(("beyond", "field"), [(4e-3, "local_us_per_byte"), (0.5, "link_excess")])
-def test_several_rates_tell_links_from_local_work(beyond: float, field: str) -> None:
-    """What stays the same over a faster link is local; what shrinks with it is the link's."""
+def test_several_rates_separate_links_from_local_work(beyond: float, field: str) -> None:
+    """Attribute time that shrinks over a faster link to the link, the rest to local work."""
     curves = []
     for rate in (1e9, 4e9):
         of_link = 8e6 / rate
@@ -53,8 +53,8 @@ def test_within_a_host_all_work_is_local() -> None:
     assert found.link_excess == 0.0
 
 
-def test_emulated_hosts_want_the_same_cores() -> None:
-    """Work that grows as ranks crowd on two cores is found as that of a rank with a core of its own."""
+def test_oversubscription_is_removed_from_local_work() -> None:
+    """Fit the work of a rank with its own core from ranks that share two cores."""
     link = Link(rate_bps=1e9, shared_cores=2, source="emulated")
     crowded = [
         measure(RING, ranks, hop=Hop(alpha_us=50.0 * ranks / 2, beta_us_per_byte=8e-3 + 4e-3 * ranks / 2), link=link)
@@ -65,8 +65,8 @@ def test_emulated_hosts_want_the_same_cores() -> None:
     assert found.alpha_us == pytest.approx(50.0, rel=0.05)
 
 
-def test_what_does_not_grow_is_found_apart() -> None:
-    """Where all numbers of ranks take 5 ms more, these are the operation's, not the hop's."""
+def test_a_fixed_time_of_calls_is_fitted_separately() -> None:
+    """Attribute 5 ms on all numbers of ranks to the call, not to the hop."""
     curves = []
     for ranks in (2, 4, 8):
         plain = measure(RING, ranks)

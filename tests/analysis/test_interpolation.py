@@ -21,15 +21,15 @@ def pooled(numbers: list[float]) -> list[float]:
 
 
 @given(values)
-def test_isotonic_is_what_pooling_finds(numbers: list[float]) -> None:
-    """Find the same as the classic algorithm, and never a step down."""
+def test_isotonic_equals_pool_adjacent_violators(numbers: list[float]) -> None:
+    """Return the result of the classic algorithm, never decreasing."""
     found = isotonic(np.array(numbers))
     assert pooled(numbers) == pytest.approx(found, abs=1e-6)
     assert (np.diff(found) >= 0).all()
 
 
-def test_isotonic_keeps_what_rises() -> None:
-    """Leave rising values as they are, in every row."""
+def test_isotonic_keeps_rising_values() -> None:
+    """Leave rising values unchanged, in every row."""
     rows = np.array([[1.0, 2.0, 5.0], [3.0, 2.0, 4.0]])
     assert [[1.0, 2.0, 5.0], [2.5, 2.5, 4.0]] == isotonic(rows).tolist()
 

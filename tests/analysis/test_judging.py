@@ -68,8 +68,8 @@ def test_fast_unit_makes_no_one_slow() -> None:
     assert [] == list(judge(values, alpha=ALPHA).slow)
 
 
-def test_majority_is_typical_unless_asked_otherwise() -> None:
-    """Name two thirds of the units only where slow ones may be many, as links may."""
+def test_a_minority_may_be_slow_unless_stated_otherwise() -> None:
+    """Name two thirds of the units only if most may be slow."""
     values = equals(12, 6, seed=4)
     values[:, :8] += math.log(4.0)
     assert [] == list(judge(values, alpha=ALPHA).slow)
@@ -91,8 +91,8 @@ def test_slow_in_some_launches_is_no_proof() -> None:
 
 
 @pytest.mark.parametrize("units", [0, 1, 2])
-def test_two_units_have_no_odd_one(units: int) -> None:
-    """Say nothing of fewer than three."""
+def test_two_units_have_no_outlier(units: int) -> None:
+    """Name nothing among fewer than three units."""
     judgement = judge(np.ones((10, units)) * np.arange(units), alpha=ALPHA)
     assert ([], math.inf) == (list(judgement.slow), judgement.detectable)
 
@@ -127,8 +127,8 @@ def test_equals_are_left_alone(units: int, modes: float) -> None:
 
 @pytest.mark.parametrize("noise", [0.02, 0.1])
 @pytest.mark.parametrize(("units", "launches"), [(4, 6), (12, 6), (64, 10)])
-def test_detectable_difference_would_have_been_seen(units: int, launches: int, noise: float) -> None:
-    """Find in nearly nine of ten runs what is as slow as the run of equals said it would have found."""
+def test_the_detectable_difference_is_detected(units: int, launches: int, noise: float) -> None:
+    """Detect it in about nine of ten runs."""
     found, runs = 0, repetitions(200)
     for seed in range(runs):
         values = np.random.default_rng(seed).normal(0, noise, (launches, units))

@@ -48,8 +48,8 @@ def test_runs_of_several_sizes_and_rates_join() -> None:
     assert curve.estimate(16 * MIB, 8, 1e9).time_us == pytest.approx(float(RING(8, 16 * MIB, HOP)), rel=0.1)
 
 
-def test_ranks_that_fit_one_host_tell_nothing_of_links() -> None:
-    """In a study on hosts of 4 ranks the parts with 2 and 4 never leave the first, and count for such ranks alone."""
+def test_ranks_on_one_host_do_not_measure_links() -> None:
+    """Use parts of a study that fit one host for such ranks only."""
     run = measured_run((2, 4, 8), info=network_info(8, ranks_per_node=4, nodes=2))
     network = GrowingNetwork.fit([run])
     curve = network.curves[Family("all_reduce", "gloo", "float32", "flat")]
@@ -83,8 +83,8 @@ def test_unlike_runs_do_not_mix() -> None:
         GrowingNetwork.fit([run, measured_run([4], info=network_info(4, ranks_per_node=2, nodes=2))])
 
 
-def test_what_was_not_measured_is_said() -> None:
-    """Another backend: one sentence, with the command that measures it; no curve of a point-to-point operation."""
+def test_unmeasured_operations_are_reported() -> None:
+    """Name the command that measures another backend; make no curve of point-to-point operations."""
     network = growing((2, 4))
     with pytest.raises(InputError, match=r"No curve of mpi was measured.*commbench run --backend mpi"):
         network.at("mpi", 8)

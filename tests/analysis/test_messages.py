@@ -36,8 +36,8 @@ def sent_bytes(messages: Sequence[Message], world_size: int) -> float:
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("world_size", [2, 5])
-def test_messages_are_as_long_as_the_hook_says(text: str, world_size: int) -> None:
-    """Send as many bytes as the hook's own wire_bytes for a bucket of matrices, vectors and a tiny tensor."""
+def test_messages_have_the_bytes_of_the_hook(text: str, world_size: int) -> None:
+    """Compare with the hook's wire_bytes for matrices, vectors and a small tensor."""
     pytest.importorskip("torch")
     from commbench.hooks import make_hook
 
@@ -82,8 +82,8 @@ def test_a_step_without_ddp_sends_nothing() -> None:
 
 
 @pytest.mark.parametrize("text", ["powersgd:2", "topk:0.01:scope=parameter", "topk:0.01:dense_below=10"])
-def test_what_depends_on_shapes_needs_them(text: str) -> None:
-    """Refuse to guess from the number of elements."""
+def test_messages_that_depend_on_shapes_need_shapes(text: str) -> None:
+    """Refuse a number of elements without shapes."""
     case = make_training_case(text)
     assert needs_shapes(case)
     with pytest.raises(InputError, match="shapes"):

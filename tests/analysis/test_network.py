@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 KEY = CurveKey(operation="all_reduce", backend="mpi", dtype="float32", pattern="flat", world_size=2)
 
 
-def test_curves_are_told_apart() -> None:
+def test_curves_have_separate_keys() -> None:
     """Make a curve for each operation, backend, data type, pattern and number of ranks."""
     records = [
         *sweep(),
@@ -59,7 +59,7 @@ def test_two_ends_of_a_study_are_not_mixed() -> None:
     assert {} == model.variants
 
 
-def test_what_has_too_few_sizes_makes_no_curve() -> None:
+def test_cases_with_too_few_sizes_make_no_curve() -> None:
     """Leave out two sizes, failures, barriers, matrices and pipelined operations."""
     records = [
         *sweep(sizes=SIZES[:2]),
@@ -105,8 +105,8 @@ def test_the_variant_nearest_to_ddp_counts(changes: dict[str, Any], said: str) -
 # ------------------------------------------------------------------------------------------------------ network
 
 
-def test_a_network_is_one_backend_on_so_many_ranks() -> None:
-    """Give the times of the curve asked for; Gloo serves two collectives at a time."""
+def test_a_network_has_one_backend_and_number_of_ranks() -> None:
+    """Select the curves of a backend, pattern and number of ranks."""
     model = NetworkModel.fit([*sweep(), *sweep(make_case(backend="gloo"), factor=10)])
     mpi, gloo = model.at("mpi", 2), model.at("gloo", 2)
     assert (2, 1, 2) == (mpi.world_size, mpi.servers, gloo.servers)

@@ -26,8 +26,8 @@ tables = st.integers(1, 6).flatmap(
 
 
 @given(tables)
-def test_medians_are_those_of_numpy(table: list[list[float]]) -> None:
-    """Find what numpy finds, NaN where there is nothing."""
+def test_medians_equal_numpys(table: list[list[float]]) -> None:
+    """Return numpy's medians, and NaN without values."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy warns of rows without a number
         expected = np.nanmedian(np.array(table), axis=-1)
@@ -50,8 +50,8 @@ def test_slow_launches_are_no_noise() -> None:
     assert noise_of(table).error < 0.01
 
 
-def test_one_launch_knows_no_noise() -> None:
-    """Say that nothing is known, as where every size has one launch of several."""
+def test_one_launch_has_unknown_noise() -> None:
+    """Report no degrees of freedom, also if every size has one launch of several."""
     assert 0 == noise_of(np.array([[1.0], [2.0]])).degrees
     assert 0 == noise_of(np.array([[1.0, math.nan], [math.nan, 2.0]])).degrees
 
@@ -66,8 +66,8 @@ def test_resamples_keep_launches_together() -> None:
 
 
 @pytest.mark.parametrize("launches", [2, 3, 5, 6, 12])
-def test_intervals_of_one_size_are_like_those_of_rows(launches: int) -> None:
-    """Make an interval for one size alone that is about as wide as that of its row."""
+def test_intervals_of_one_size_are_as_wide_as_those_of_rows(launches: int) -> None:
+    """Compare with the interval of the row of that size."""
     widths = []
     for seed in range(60):
         times = np.random.default_rng(seed).lognormal(0, 0.05, launches)

@@ -106,8 +106,8 @@ def rows_within(*intervals: tuple[float, float, float]) -> dict[int, Row]:
         ([(10, 9.9, 10.1), (5, 4.9, 9), (9.5, 9.4, 9.6)], "neither"),  # no line that rises or stays
     ],
 )
-def test_law_is_said_wherever_a_line_fits(intervals: list[tuple[float, float, float]], expected: str) -> None:
-    """Say a law if any line runs through all intervals, and none if no line does."""
+def test_a_law_holds_if_a_line_fits(intervals: list[tuple[float, float, float]], expected: str) -> None:
+    """Name a law if any line runs through all intervals, else none."""
     assert expected == law_of(rows_within(*intervals))
 
 

@@ -107,8 +107,8 @@ def test_bounds_know_nothing_of_slowdown() -> None:
     assert much.serial_ms == much.step_ms
 
 
-def test_what_a_step_is_made_of_is_found() -> None:
-    """Take forward, backward, optimiser and the rest from the step without DDP, and what DDP adds from the others."""
+def test_the_parts_of_a_step_are_calibrated() -> None:
+    """Take the parts from the step without DDP, and DDP's additions from the others."""
     truth = make_truth()
     model = StepModel.calibrate(FACTS, truth.network, records_of(truth, make_training_case("fp16")))
     for name in ("forward_ms", "backward_ms", "optimizer_ms", "other_ms", "ddp_forward_ms", "copy_ms_per_byte"):
@@ -163,8 +163,8 @@ def test_confirmations_count_as_the_same_setting() -> None:
     assert models[0] == models[1]
 
 
-def test_a_hook_whose_collectives_nobody_measured_is_left_out() -> None:
-    """Calibrate the others, and say of that one what is missing."""
+def test_a_hook_with_unmeasured_collectives_is_left_out() -> None:
+    """Calibrate the other hooks, and name the missing measurement."""
     truth = make_truth()
     records = records_of(truth, make_training_case("fp16"))
     model = StepModel.calibrate(FACTS, dataclasses.replace(truth.network, knows=("float32",)), records)

@@ -67,8 +67,8 @@ def test_two_slow_hosts_are_both_named() -> None:
     assert [("host", "host4"), ("host", "host1")] == named(findings_of(4, host_slowness=rule))
 
 
-def test_two_hosts_cannot_be_told_apart() -> None:
-    """Say that with two hosts nobody can tell, and which direction is the slower one."""
+def test_two_hosts_name_no_straggler() -> None:
+    """Report the slower direction only."""
     findings = findings_of(2, host_slowness=sending(1, 3.0))
     (remark,) = findings.remarks
     assert [] == findings.stragglers
@@ -151,8 +151,8 @@ def test_uplink_is_named_once(hosts: int, first: int) -> None:
 # ---------------------------------------------------------------------------------------------------- no alarm
 
 
-def test_equals_name_nobody_and_say_what_would_be_seen() -> None:
-    """Name nothing of equals, count what was compared, and say what would have been found."""
+def test_equal_units_report_the_detectable_difference() -> None:
+    """Name no straggler."""
     findings = findings_of(4, 2)
     assert [] == findings.stragglers
     counted = {(family.kind, family.count) for family in findings.families}
@@ -310,8 +310,8 @@ def test_place_in_an_algorithm_is_no_fault(operations: dict[str, list[float]]) -
     assert [] == ordinary_findings(ordinary(operations)).stragglers
 
 
-def test_shared_cores_say_nothing() -> None:
-    """Say nothing where ranks share cores, not even that all are alike."""
+def test_oversubscribed_ranks_are_not_compared() -> None:
+    """Compare no ranks on shared cores."""
     records = ordinary({"all_reduce": SLOW, "all_gather": SLOW}, flags=("oversubscribed",))
     assert {} == ordinary_findings(records).to_json()
 
@@ -367,8 +367,8 @@ def test_slow_group_is_named_in_any_order(last: str) -> None:
 # ------------------------------------------------------------------------------------------------------ run.json
 
 
-def test_run_states_who_is_slow(tmp_path: Path) -> None:
-    """Write stragglers and the number of comparisons into run.json, and nothing where there was nothing to compare."""
+def test_run_json_lists_the_stragglers(tmp_path: Path) -> None:
+    """Write the findings into run.json."""
     with Store.open(tmp_path / "mine", make_hosts(4)) as store:
         store.append(make_record())
         write_tables(store)

@@ -16,7 +16,7 @@ SURE = HeldOut(error=0.0, over="nothing")
 
 
 def unsure_network() -> GrowingNetwork:
-    """Return a network whose 4 ranks took twice what its 2 ranks foretold."""
+    """Return a network whose 4 ranks took twice what its 2 ranks predicted."""
     slower = dataclasses.replace(HOP, beta_us_per_byte=2 * HOP.beta_us_per_byte)
     return GrowingNetwork.fit([measured_run((2,)), measured_run((4,), hop=slower)])
 
@@ -27,8 +27,8 @@ def steps_on(ranks: int, network: GrowingNetwork | None = None, error: float = 0
     return UncertainSteps.on(model, network.at("gloo", ranks), HeldOut(error=error, over="settings"))
 
 
-def test_a_step_is_no_surer_than_its_network() -> None:
-    """Nearly all of this step is communication, so that its interval is nearly as wide as the all_reduce's."""
+def test_the_interval_of_a_step_includes_network_errors() -> None:
+    """Widen it with the intervals of the collectives."""
     for network in (growing((2, 4)), unsure_network()):
         steps = steps_on(1024, network)
         best = best_buckets(steps.likely, "none", CAPS)
@@ -74,8 +74,8 @@ def test_what_calibration_allows_widens_the_interval() -> None:
     assert open_steps.interval_ms(best).low == network_alone.low
 
 
-def test_a_break_even_is_no_surer_than_what_it_is_from() -> None:
-    """It lies in its interval, which both the network's and the steps' errors widen."""
+def test_the_interval_of_a_break_even_includes_network_and_step_errors() -> None:
+    """Widen it with the error of the network and of the steps."""
     widths = []
     for network, error in ((growing((2, 4)), 0.0), (growing((2, 4)), 0.05), (unsure_network(), 0.0)):
         found, interval = steps_on(16, network, error).break_even(CAPS)

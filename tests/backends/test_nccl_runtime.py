@@ -1,4 +1,4 @@
-"""Tests of NCCL's log while operations run, on a library that writes as NCCL does when it is told to begin anew."""
+"""Tests of NCCL's log while operations run, on a library that writes as NCCL does when it is told to begin again."""
 
 import os
 import re
@@ -19,21 +19,21 @@ class Library:
     """NCCL as far as its log goes: it opens the file of its variables when it first has something to say.
 
     Args:
-        resets: under which names it exports what has it begin anew.
+        resets: under which names it exports what has it begin again.
     """
 
     def __init__(self, *resets: str) -> None:
         for name in resets:
-            setattr(self, name, self.begin_anew)
+            setattr(self, name, self.begin_again)
         self._file: Path | None = None
         self._subsystems: set[str] = set()
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         """Read the variables again when there is something to say."""
         self._file = None
 
     def say(self, subsystem: str, line: str) -> None:
-        """Write where and if the variables say so; a file is begun anew, as by fopen(.., "w")."""
+        """Write where and if the variables say so; a file is begun again, as by fopen(.., "w")."""
         if self._file is None:
             self._file = Path(os.environ["NCCL_DEBUG_FILE"])
             self._subsystems = set(os.environ["NCCL_DEBUG_SUBSYS"].split(","))
@@ -109,7 +109,7 @@ def test_a_log_of_somebody_else_is_left_alone(library: Library, tmp_path: Path) 
     assert theirs.exists()
 
 
-def test_a_library_that_cannot_begin_anew_is_not_asked(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_cannot_begin_again_is_not_asked(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hear nothing from what is older than 2.24, or not loaded."""
     monkeypatch.setattr(nccl_runtime, "loaded_library", lambda: None)
     log = NcclLog()

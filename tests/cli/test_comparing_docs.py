@@ -72,7 +72,7 @@ def test_the_script_ends_as_the_page_says(folder: Path, factor: float, code: int
 
 
 @pytest.mark.slow
-def test_the_script_measures_anew_each_time(folder: Path) -> None:
+def test_the_script_measures_again_each_time(folder: Path) -> None:
     """Judge what is there now, not the run that an earlier job left behind."""
     write_run(folder / "measured", 9)
     assert 0 == run_job(folder).returncode

@@ -318,7 +318,7 @@ def test_runs_at_several_rates(predict: Predict, network: Path, tmp_path: Path) 
 
 
 def test_what_is_off_by_far_says_so(predict: Predict, tmp_path: Path) -> None:
-    """Of ranks that took far longer than the smaller ones foretold: a warning, and nothing that is derived."""
+    """Of ranks that took far longer than the smaller ones predicted: a warning, and nothing that is derived."""
     records = [
         *network_records((2,)),
         *network_records((8,), hop=Hop(alpha_us=500.0, beta_us_per_byte=8e-2)),

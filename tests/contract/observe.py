@@ -55,7 +55,7 @@ def rows_of(run_path: Path) -> dict[str, Table]:
 
 
 def documents_of(run_path: Path) -> dict[str, Json]:
-    """Return what is computed of a run beside its tables; ``conclusion`` is the recommendation, made anew."""
+    """Return what is computed of a run beside its tables; ``conclusion`` is the recommendation, made again."""
     from commbench.analysis.runs import network_model, straggler_findings
     from commbench.results import load_run
     from commbench.tuner.decision import recommend

@@ -18,7 +18,7 @@ import facts
 
 
 def record_all() -> None:
-    """Write everything under ``recorded/`` anew, and an empty list of changed texts."""
+    """Write everything under ``recorded/`` again, and an empty list of changed texts."""
     shutil.rmtree(facts.RECORDED, ignore_errors=True)
     together: dict[str, Any] = {"bad_input": [], "printed": [], "options": {}}
     for name in facts.names():

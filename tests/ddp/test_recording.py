@@ -119,7 +119,7 @@ CALLS: dict[str, tuple[Callable[[nn.Module, torch.Tensor], Any], Callable[[Any],
     "several": (lambda model, inputs: (model(inputs), model(2 * inputs)), lambda out: out[0] + out[1]),
     "loss": (lambda model, inputs: loss_of(model(inputs)), lambda out: out[None]),
     "kept": (lambda model, inputs: checkpoint(model, inputs, use_reentrant=False), lambda out: out),
-    "anew": (
+    "again": (
         lambda model, inputs: checkpoint(model, inputs.requires_grad_(), use_reentrant=True),
         lambda out: out,
     ),
@@ -129,7 +129,7 @@ CALLS: dict[str, tuple[Callable[[nn.Module, torch.Tensor], Any], Callable[[Any],
 
 @pytest.mark.parametrize("name", CALLS)
 def test_any_model_is_seen(name: str) -> None:
-    """Find the output in whatever a model returns, and gradients also where activations are computed anew."""
+    """Find the output in whatever a model returns, and gradients also where activations are computed again."""
     call, logits = CALLS[name]
 
     def loop(model: Any, optimizer: torch.optim.Optimizer) -> None:

@@ -295,10 +295,10 @@ def run(command: list[str], environment: dict[str, str]) -> str:
 @pytest.mark.usefixtures("forks")
 @pytest.mark.lab
 @pytest.mark.parametrize("launcher", ["mpirun", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_ranks_find_an_offset_that_is_known(
+def test_ranks_estimate_a_simulated_offset(
     launcher: str, ahead: str, mpirun: MpirunLauncher, mpi_environment: dict[str, str]
 ) -> None:
-    """Find 1000 s between two real ranks within the stated bound, at once and a while later."""
+    """Bound the error of the estimate."""
     script = [sys.executable, "-m", "mpi4py", str(HERE / "ranks" / "clocks_apart.py")]
     command = [str(mpirun.mpirun), "-n", "2", "--oversubscribe", ahead, *script]
     if launcher == "torchrun":

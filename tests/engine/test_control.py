@@ -13,8 +13,8 @@ def test_values_are_gathered_by_rank() -> None:
     assert [[0, 10, 20], None, None] == run_threads(3, lambda control: control.gather(10 * control.rank))
 
 
-def test_rank_0_tells_everybody() -> None:
-    """Give every rank what rank 0 said, objects and integers."""
+def test_broadcast_delivers_rank_0s_value() -> None:
+    """Return rank 0's value on every rank."""
     assert ["0"] * 3 == run_threads(3, lambda control: control.broadcast(str(control.rank)))
     assert [5] * 3 == run_threads(3, lambda control: control.broadcast_int(5 + control.rank))
 

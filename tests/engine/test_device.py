@@ -207,8 +207,8 @@ def test_what_waits_on_the_host_is_timed_with_the_host() -> None:
 
 
 @pytest.mark.parametrize(("host_ns", "expected"), [(5000.0, OPERATION_NS), (70_000.0, 72_000)])
-def test_without_synchronisation_times_add_up_to_what_the_stream_takes(host_ns: float, expected: int) -> None:
-    """Let each last from the end of the one before, what the device waits for the host included."""
+def test_unsynchronised_times_sum_to_the_time_of_the_stream(host_ns: float, expected: int) -> None:
+    """Time each repetition from the end of the previous one."""
     device = SimulatedDevice(host_ns=lambda _: host_ns)
     (seen,) = timed(device, [10], method="none")
     assert [host_ns + OPERATION_NS] + [expected] * 9 == lasting(seen)

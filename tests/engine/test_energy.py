@@ -84,7 +84,7 @@ def test_packages_and_memory_add_up_and_nothing_counts_twice(tmp_path: Path) -> 
     assert pytest.approx(2.5 + 0.25 + 3.0) == meter.joules_since(before)
 
 
-def test_a_counter_that_begins_anew_goes_on(tmp_path: Path) -> None:
+def test_a_counter_that_begins_again_goes_on(tmp_path: Path) -> None:
     """Add what it counts up to."""
     file = make_zone(tmp_path, "intel-rapl:0", "package-0", 900, most=1000)
     meter = EnergyMeter.find(tmp_path)
@@ -103,8 +103,8 @@ def test_processors_that_cannot_be_read_are_missing(tmp_path: Path) -> None:
     assert (set(), {"cpu": "RAPL's counter intel-rapl:1 cannot be read"}) == (half.kinds, half.missing)
 
 
-def test_counters_of_the_superuser_alone_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tell this usual reason from all others."""
+def test_counters_without_permission_give_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the missing permission."""
     counter, read = make_zone(tmp_path, "intel-rapl:0", "package-0", 1), Path.read_text
 
     def refuse(path: Path, *arguments: Any, **options: Any) -> str:

@@ -29,7 +29,7 @@ def test_one_set_of_buffers_is_used_each_time() -> None:
 
 
 def test_sets_take_turns_from_run_to_run() -> None:
-    """Go on in the next run where the last one ended, and begin anew after the last set."""
+    """Go on in the next run where the last one ended, and begin again after the last set."""
     seen: list[int] = []
     run(Turns(numbered(4, seen)), (3, 1), (1, 1), (3, 1))
     assert [0, 1, 2, 3, 0, 1, 2] == seen

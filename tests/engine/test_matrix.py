@@ -138,8 +138,8 @@ def test_pairs_are_stored_by_column() -> None:
     assert median(record.times_us) == row.time_us
 
 
-def test_wrong_data_is_told_by_pair() -> None:
-    """Count wrong elements where they arrive; the record has no times and names pairs."""
+def test_wrong_data_is_counted_by_pair() -> None:
+    """Count wrong elements of the pair that received them."""
     record = matrix(ranks=4, script=replace(EXACT, wrong=lambda rank: 7 * (rank == 2)))
     assert ("wrong", 21, ()) == (record.status, record.wrong, tuple(record.times_us))
     assert {(0, 2): 7, (1, 2): 7, (3, 2): 7} == {(p.source, p.target): p.wrong for p in record.pairs if p.wrong}

@@ -56,8 +56,8 @@ def test_the_summary_has_means_medians_arrivals_and_the_slowest() -> None:
     assert [2, 1] == summary["rank_slowest"]
 
 
-def test_without_a_clock_that_is_known_closely_there_is_no_skew() -> None:
-    """Leave arrivals out where they cannot be compared."""
+def test_an_inaccurate_clock_gives_no_skew() -> None:
+    """Leave skew empty if the clock error is large."""
     assert set() == {"skew_us", "rank_arrival_us"} & collected(TWO, clock_error_ns=1000.0).summary(1).keys()
 
 

@@ -213,7 +213,7 @@ def test_draws_are_different_indices(n: int, data: st.DataObject) -> None:
 
 
 def test_draws_differ_by_seed_step_and_parameter() -> None:
-    """Draw anew in each step, for each bucket, by each seed, and leave torch's own generator alone."""
+    """Draw again in each step, for each bucket, by each seed, and leave torch's own generator alone."""
     before = torch.random.get_rng_state()
     draws = [draw(1000, 10, seeded(*parts)) for parts in ((0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b"))]
     assert 4 == len({tuple(each.tolist()) for each in draws})

@@ -148,7 +148,7 @@ def test_a_failure_between_cases_ends_no_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_three_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
-    """Stop where one case after the other fails; a result in between begins the count anew."""
+    """Stop where one case after the other fails; a result in between begins the count again."""
     launcher = ScriptLauncher("session(); begin(0); sys.exit(1)")
     code, info, _ = run(tmp_path / "row", launcher)
     assert (3, "partial", 3) == (code, info["status"], launcher.started)
@@ -197,7 +197,7 @@ def test_a_launcher_that_vanishes_is_partial(tmp_path: Path, monkeypatch: pytest
 
 
 def test_results_that_vanish_lose_nothing(tmp_path: Path) -> None:
-    """Write what was measured anew where the directory is removed in a running sweep; the same call resumes."""
+    """Write what was measured again where the directory is removed in a running sweep; the same call resumes."""
     out = tmp_path / "run"
     with pytest.raises(LaunchError, match="has vanished or been replaced while the run went on"):
         run(out, ALL, display=Recorder(lambda: shutil.rmtree(out), when=3))

@@ -272,7 +272,7 @@ def test_a_rank_has_more_time_to_start() -> None:
     assert heart.limit_s is None
 
 
-def test_a_longer_limit_arms_the_net_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_longer_limit_arms_the_net_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the interpreter end no rank by a limit that holds no more, although nothing has moved since."""
     armed: list[float] = []
     monkeypatch.setattr("faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds))

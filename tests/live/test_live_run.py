@@ -108,7 +108,7 @@ def test_a_script_with_another_setting_does_not_mix(tmp_path: Path) -> None:
 
 
 def test_a_launch_that_was_killed_is_ended_by_the_next(tmp_path: Path) -> None:
-    """Enter how an earlier launch ended where nobody completed it, as when ranks are started anew."""
+    """Enter how an earlier launch ended where nobody completed it, as when ranks are started again."""
     out = tmp_path / "mine"
     run_script(out, "killed")
     make_live_run(out)

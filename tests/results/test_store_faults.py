@@ -15,7 +15,7 @@ from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
 
 
-def test_a_directory_that_vanishes_is_written_anew(tmp_path: Path) -> None:
+def test_a_directory_that_vanishes_is_written_again(tmp_path: Path) -> None:
     """Notice what the system does not tell, lose nothing, and stop with one sentence; the same run resumes."""
     path = tmp_path / "mine"
     records = make_launches(STEADY)
@@ -23,7 +23,7 @@ def test_a_directory_that_vanishes_is_written_anew(tmp_path: Path) -> None:
         for record in records:
             store.append(record)
         shutil.rmtree(path)
-        with pytest.raises(LaunchError, match=r"has vanished or been replaced .* written into it anew, and the same"):
+        with pytest.raises(LaunchError, match=r"has vanished or been replaced .* written into it again, and the same"):
             store.append(make_record(launch=6))
         store.update(status="partial")
         with pytest.raises(InputError, match="is in use by process"):
@@ -41,7 +41,7 @@ def test_another_run_in_place_of_the_directory_is_left_alone(tmp_path: Path) -> 
         with Store.open(path, make_info(seed=8)) as other:
             other.append(make_record())
             with pytest.raises(
-                LaunchError, match=r"could not be written anew \(File exists\); the same command begins"
+                LaunchError, match=r"could not be written again \(File exists\); the same command begins"
             ):
                 store.append(make_record())
     assert (1, 8) == (len(load_run(path).records), load_run(path).info["seed"])

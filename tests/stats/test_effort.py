@@ -11,8 +11,8 @@ from commbench.units import format_duration
 ENTRIES = [{"stage": "confirm", "status": "ok", "seconds": 10.0}, {"stage": "sweep", "status": "ok", "seconds": 99.0}]
 
 
-def test_steps_are_those_of_all_blocks() -> None:
-    """Count early steps too, and nothing without DDP."""
+def test_steps_count_all_blocks() -> None:
+    """Count untimed steps as well."""
     record = make_training_record(block_steps=9, block_lengths=[6, 6, 6])
     assert 27 == steps_of(record)
     assert 27 == measured_steps([record, make_training_record(make_training_case("local"))])
@@ -70,8 +70,8 @@ def test_a_noisy_machine_is_named() -> None:
 
 
 @pytest.mark.parametrize("ratios", [[], [1.1], [1.0, 0.0]])
-def test_nothing_is_said_of_too_few_launches(ratios: list[float]) -> None:
-    """One launch has no spread."""
+def test_too_few_launches_give_no_advice(ratios: list[float]) -> None:
+    """Return an empty sentence, as one launch has no spread."""
     assert "" == launch_advice(ratios, 0.02, ENTRIES)
 
 

@@ -24,8 +24,8 @@ from commbench.stats.intervals import detectable_effect, student_p, student_t
         (120, 0.95, 1.980),
     ],
 )
-def test_quantiles_are_those_of_tables(freedom: int, level: float, expected: float) -> None:
-    """Match printed quantiles, odd and even degrees of freedom, near the middle and far out."""
+def test_quantiles_of_students_t_match_tables(freedom: int, level: float, expected: float) -> None:
+    """Compare with printed tables."""
     assert pytest.approx(expected, abs=6e-4) == student_t(level, freedom)
     assert pytest.approx(1 - level, rel=1e-3) == student_p(expected, freedom)
 

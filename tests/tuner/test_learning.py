@@ -150,8 +150,8 @@ def test_limit_turns_the_recommendation() -> None:
     assert found == Recommendation.from_json(found.to_json())
 
 
-def test_nothing_left_out_is_said() -> None:
-    """Say that the limit was kept, and nothing of it where none was asked for."""
+def test_a_limit_that_excludes_nothing_is_reported() -> None:
+    """Mention the limit only if one was requested."""
     assert "nothing was left out" in paragraph(recommended(max_accuracy_loss=0.2))
     assert "of accuracy" not in paragraph(recommended())
 

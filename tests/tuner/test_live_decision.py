@@ -61,7 +61,7 @@ def test_verdicts_name_the_script_s_own_setting(five: TrainingRecord, verdict: s
     assert ("keep the script as it is" in found.snippet) == (verdict != "change")
 
 
-def test_a_few_blocks_are_said_to_be_few() -> None:
+def test_few_blocks_give_a_warning() -> None:
     """State that the interval of a few blocks assumes a distribution."""
     found = decide([fresh(OWN, 100, rounds=4), fresh(FIVE, 50, rounds=4)])
     assert "only 4 fresh blocks, so the interval assumes log-normal times" in found.warnings
@@ -120,8 +120,8 @@ def test_what_leaves_learning_as_it_is_comes_first() -> None:
     assert "all settings trained the same model in turn" in paragraph(found)
 
 
-def test_a_baseline_that_was_not_trained_is_said_so() -> None:
-    """Recommend nothing where the script's own setting has no time."""
+def test_an_untrained_baseline_gives_no_recommendation() -> None:
+    """Recommend nothing if the script's own setting has no time."""
     found = decide([fresh(FIVE, 80)])
     assert not found.has_baseline
     assert found.reason.startswith("The script's own setting did not train")

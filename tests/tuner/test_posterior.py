@@ -20,8 +20,8 @@ from commbench.tuner.rounds import (
 )
 
 
-def test_a_few_steps_say_little() -> None:
-    """Simulate: the spread of the ratio of two blocks' medians is what their steps let expect."""
+def test_the_spread_of_short_blocks_follows_from_their_steps() -> None:
+    """Simulate the ratio of two blocks' medians."""
     rng = np.random.default_rng(5)
     steps_ms = 100 * np.exp(0.1 * rng.standard_normal((4000, 15)))
     records = [_block(list(steps)) for steps in steps_ms[:200]]
@@ -45,8 +45,8 @@ def test_long_collectives_count_most() -> None:
     assert 0.0 == network_spread(records[:1])
 
 
-def test_the_spread_of_launches_is_learnt() -> None:
-    """Begin with what is believed or expected, and come to what is seen."""
+def test_the_spread_of_launches_moves_from_prior_to_data() -> None:
+    """Start at the prior or expected value and approach the observed one."""
     assert LAUNCH_SPREAD[0] == pytest.approx(launch_spread([{0: 1.0}], 0.01))
     assert 0.2 == pytest.approx(launch_spread([], 0.2))
     rng = np.random.default_rng(1)

@@ -31,8 +31,8 @@ def printed(rows: list[PredictionRow]) -> str:
     return console.file.getvalue()
 
 
-def test_every_candidate_has_a_row_beside_what_was_measured() -> None:
-    """Say of each whether its time is unknown, and whether predictions were fitted to the setting."""
+def test_every_candidate_has_a_row_with_its_measurement() -> None:
+    """Mark unmeasured settings, and settings that predictions were fitted to."""
     world, records = default_world(), default_play().records
     rows = {(row.hook, row.bucket_cap_mb): row for row in rows_of(world, records)}
     assert 36 == len(rows)
@@ -73,8 +73,8 @@ def test_predictions_rest_on_the_calibration_alone() -> None:
         assert before.predicted_step_ms == after.predicted_step_ms
 
 
-def test_the_errors_are_those_at_held_out_settings() -> None:
-    """Take the median of absolute values, of steps and of speedups, of settings that were not calibrated on alone."""
+def test_errors_come_from_held_out_settings_only() -> None:
+    """Take medians of absolute errors of steps and of speedups."""
 
     def row(used: str, error: float | None, predicted: float, measured: float | None, **more: str) -> PredictionRow:
         return PredictionRow(used=used, error=error, predicted_speedup=predicted, speedup=measured, **more)
@@ -109,8 +109,8 @@ def test_there_are_no_rows_before_there_is_a_prediction(lacks: str) -> None:
     assert [] == prediction_rows(*kept[lacks])
 
 
-def test_a_run_without_rounds_has_what_was_calibrated() -> None:
-    """Give its measured steps, too."""
+def test_a_run_without_rounds_has_the_calibrated_steps() -> None:
+    """Use the calibration's measurements."""
     world = World(plan=make_plan(), link=Link(gbit=4000.0, latency_us=1.0), misfit=0.0, noise=0.004)
     records = play(world).records
     assert not [r for r in training_records(records) if r.case.phase == SWEEP]

@@ -83,8 +83,8 @@ def test_measurements_outweigh_predictions_the_more_there_are() -> None:
     assert 0.8 < moved[0] < moved[1] < moved[2] < 1.0
 
 
-def test_a_model_that_is_right_is_believed_more() -> None:
-    """Learn the model's error from what was measured, and the launches' spread from cases measured twice."""
+def test_an_accurate_model_gets_more_weight() -> None:
+    """Estimate the model's error and the launches' spread from measurements."""
     exact = {name: [ms, ms] for name, ms in PREDICTED.items()}
     standing = stand(measured=exact)
     assert standing.model_error < 0.07
@@ -119,7 +119,7 @@ def test_short_blocks_and_an_unsteady_network_are_believed_less() -> None:
     assert 0.1 == pytest.approx(unsteady.launch_spread, rel=0.01)  # of the default's step 1 % is exposed communication
 
 
-def test_what_slows_a_whole_launch_counts_for_nothing() -> None:
+def test_effects_on_a_whole_launch_cancel() -> None:
     """Compare with the default of the same launch."""
     slow = measure({("fp16", "5"): [160.0]}, base_ms=200.0)
     (one,) = [e for e in Standing.of(predict(PREDICTED), slow, BASE).estimates if e.by_launch]
@@ -143,8 +143,8 @@ def test_a_hook_that_calibrated_badly_gets_its_chance() -> None:
     assert [("topk:0.01", "5"), ("none", "25"), ("fp16", "25"), ("topk:0.01", "6")] == names(standing.promising(4))
 
 
-def test_a_hopeless_hook_leaves_its_place_to_what_may_be_best() -> None:
-    """Measure no hook that no disturbed block could have made so slow, and none only if it seems to gain."""
+def test_a_hook_far_behind_is_not_measured() -> None:
+    """Leave out hooks that noise cannot explain, unless they gain something."""
     near = {("topk:0.01", cap): 30.0 + i / 10 for i, cap in enumerate(("5", "6", "25"))}
     standing = stand({**near, ("none", "25"): 99.0, ("fp16", "25"): 95.0})
     assert [*near] == names(standing.promising(4))
@@ -165,8 +165,8 @@ def test_different_layouts_come_before_nearly_equal_ones() -> None:
     assert [("fp16", "5"), ("none", "25"), ("fp16", "25"), ("fp16", "6")] == promising
 
 
-def test_the_better_half_survives_whatever_the_room() -> None:
-    """Keep half of the measured at least, the fastest first."""
+def test_the_better_half_survives_without_room() -> None:
+    """Keep at least half of the measured settings, the fastest first."""
     measured = {("fp16", "25"): [90.0], ("fp16", "5"): [70.0], ("none", "25"): [99.0], ("topk:0.01", "5"): [85.0]}
     previous = [make_training_case(hook, cap) for hook, cap in measured]
     standing = stand(measured=measured)
@@ -194,7 +194,7 @@ def test_a_setting_that_is_now_predicted_to_be_best_joins() -> None:
     assert [("topk:0.01", "5")] == names(worse.survivors(previous, 2))
 
 
-def test_what_is_unfit_is_left_out() -> None:
+def test_unfit_settings_are_left_out() -> None:
     """Choose the next best."""
     standing = stand().without([make_training_case("fp16", "25")])
     best = standing.best()

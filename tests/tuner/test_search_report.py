@@ -23,8 +23,8 @@ def conclude(world: World, records: list[AnyRecord]) -> Recommendation:
     return with_search(found, collective_records(records), trainings, info)
 
 
-def test_counts_are_those_of_the_run() -> None:
-    """Count what was measured afresh, in rounds and not at all; say so, and keep it in the file."""
+def test_counts_match_the_run() -> None:
+    """Count settings in fresh launches, in rounds only, and predicted ones."""
     world, records = default_world(), default_play().records
     found = conclude(world, records)
     assert found.search is not None
@@ -87,10 +87,10 @@ def misfitted() -> tuple[World, list[AnyRecord]]:
 
 
 @pytest.mark.parametrize(("shortfall", "is_raised"), [(0.999, True), (0.5, False)])
-def test_warn_of_what_predictions_cannot_tell_apart(
+def test_a_predicted_setting_within_the_error_gives_a_warning(
     misfitted: tuple[World, list[AnyRecord]], monkeypatch: pytest.MonkeyPatch, shortfall: float, *, is_raised: bool
 ) -> None:
-    """Warn about a choice that a predicted setting comes nearer to than predictions err, and only then."""
+    """Warn only if a predicted setting may beat the choice."""
     world, records = misfitted
     first = conclude(world, records)
     own = dataclasses.replace(first.best)

@@ -93,12 +93,12 @@ def test_looks_of_any_size_at_one_or_two_alternatives_err_seldom(
     assert simulated.misses <= 0.08 + slack(0.08, 2000)
 
 
-def test_equals_are_hardly_ever_changed() -> None:
-    """Keep the default where there is no gain at all."""
+def test_equal_settings_rarely_get_the_verdict_change() -> None:
+    """Keep the default without any gain."""
     assert simulate(1.0, 6).changes <= 0.01 + slack(0.01, RUNS)
 
 
-def test_a_second_look_finds_what_the_first_missed() -> None:
+def test_a_second_look_increases_power() -> None:
     """Show a gain of 5 % more often with it than without."""
     generator = np.random.default_rng(8)
     runs = [(1.05 * np.exp(0.025 * generator.standard_normal(12))).tolist() for _ in range(100)]

@@ -42,7 +42,7 @@ from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
         ),
     ],
 )
-def test_snippets_say_all_that_was_chosen(case: TrainingCase, lines: list[str]) -> None:
+def test_snippets_reproduce_the_configuration(case: TrainingCase, lines: list[str]) -> None:
     """Write Python that makes the same configuration."""
     snippet = snippet_of(case)
     ast.parse(snippet)
@@ -55,8 +55,8 @@ def test_snippet_knows_the_device() -> None:
 
 
 @pytest.mark.parametrize("hook", ["passthrough", "fp16", "bf16", "topk:0.1", "randomk:0.1", "powersgd:2"])
-def test_snippet_imports_what_there_is(hook: str) -> None:
-    """Name hooks as the library does."""
+def test_snippets_import_existing_hooks(hook: str) -> None:
+    """Import hooks by their public names."""
     hooks = pytest.importorskip("commbench.hooks")
     (imported,) = [
         name.name
@@ -82,8 +82,8 @@ def test_keep_snippet_is_ddp_as_it_is() -> None:
         ("lightning", ["trainer = Trainer(strategy=DDPStrategy(bucket_cap_mb=5))"]),
     ],
 )
-def test_a_change_to_a_script_is_said_in_the_words_of_its_framework(framework: str, lines: list[str]) -> None:
-    """Show only the arguments to add, where the script sets them."""
+def test_a_change_to_a_script_uses_its_framework(framework: str, lines: list[str]) -> None:
+    """Show only the arguments to add."""
     text = live_snippet(FIVE, make_training_case(), framework=framework)
     assert set(lines) <= set(text.splitlines())
     assert "gradient_as_bucket_view" not in text

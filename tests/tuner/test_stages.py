@@ -71,8 +71,8 @@ def hook_of(key: str) -> str:
     return TrainingCase(**json.loads(key)).hook
 
 
-def test_stages_follow_each_other_on_what_was_measured(tmp_path: Path) -> None:
-    """Train the sweep, then what the records of the sweep lead to, with the steps that the first launch found."""
+def test_each_stage_uses_the_records_of_earlier_stages(tmp_path: Path) -> None:
+    """Train the sweep, then its winners, with the first launch's steps."""
     code, info, display = run(tmp_path, ALL)
     assert (0, "complete", []) == (code, info["status"], display.warnings)
     assert [("sweep", 0, "ok"), ("sweep", 1, "ok"), ("confirm", 0, "ok")] == entries(info)
@@ -237,8 +237,8 @@ def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(tmp_path
     assert info["reason"].startswith(said)
 
 
-def test_no_launch_is_begun_whose_blocks_are_known_to_take_too_long(tmp_path: Path) -> None:
-    """Leave out a stage whose blocks would not end in time, though the shortest time slices would."""
+def test_no_launch_starts_with_blocks_beyond_the_limit(tmp_path: Path) -> None:
+    """Leave out a stage whose blocks would not end in time."""
     late = [*single_stage(sweep()), lambda records: dataclasses.replace(confirm(records), time_limit_s=60.0)]
     script = ALL.replace("trained(i)", "trained(i, measuring_s=40.0)")
     assert script != ALL

@@ -95,8 +95,8 @@ def test_nothing_is_left_out_where_all_buckets_differ() -> None:
     assert list(plan.cases) == plan.measured
 
 
-def test_the_summary_is_told_what_stands_for_what() -> None:
-    """Give keys of cases, and the batch that comes first."""
+def test_run_json_lists_cases_with_the_same_layout() -> None:
+    """Write keys of cases, and the first batch."""
     sweep = dataclasses.replace(CAPS, batches=(32, 4))
     plan = make_plan(sweep)
     same = plan.info["same_layout"]
@@ -129,8 +129,8 @@ def test_the_sweep_trains_everything_in_the_launches_of_the_budget() -> None:
     assert OVERHEAD * QUICK.block_s == request.budget.slice_s
 
 
-def test_the_sweep_leaves_time_for_what_follows() -> None:
-    """Give the sweep its share of the time limit, of what is left of it when the sweep begins; the rest its end."""
+def test_the_sweep_leaves_time_for_the_confirmation() -> None:
+    """Give the sweep its share of the remaining time."""
     plan = make_plan(CAPS, time_limit_s=100.0)
     assert 100 * SWEEP_SHARE == pytest.approx(plan.sweep_request().time_limit_s)
     late = make_plan(CAPS, time_limit_s=100.0, begins_s=60.0)

@@ -169,8 +169,8 @@ def test_a_run_that_is_resumed_comes_to_the_same_settings() -> None:
 
 
 @pytest.mark.slow
-def test_a_round_that_was_cut_leaves_its_choice_to_all_that_is_known() -> None:
-    """Choose among the settings of the round by standing, wherever a time limit has cut it, not what was due first."""
+def test_a_cut_round_is_decided_by_all_estimates() -> None:
+    """Choose by the standing, not by the order of measuring."""
     world = World(plan=make_plan(), link=Link(gbit=3.0), misfit=0.0)
     played = play(world)
     for number in (1, 2):
@@ -243,8 +243,8 @@ def test_parameters_of_any_type_are_tuned(dtypes: tuple[str, ...]) -> None:
     assert "change" == conclude(world, played.records).verdict
 
 
-def test_a_network_that_is_not_known_ends_in_a_conclusion_that_says_so() -> None:
-    """Train nothing more where no collective that the default issues could be timed."""
+def test_an_unmeasured_network_ends_with_a_warning() -> None:
+    """Train nothing more if no collective of the default could be timed."""
     world = World(plan=make_plan())
     request = world.plan.calibrate_request()
     records = [world.record(case, 0) for case in request.cases]
@@ -404,8 +404,8 @@ def test_what_was_asked_for_is_part_of_the_plan(changes: dict[str, Any], differe
     assert difference in str(refused.value)
 
 
-def test_facts_are_those_of_the_same_workload_and_batch(tmp_path: Path) -> None:
-    """Look at the workload anew where the run in the directory is of another one, or of another batch."""
+def test_facts_are_reused_for_the_same_workload_and_batch_only(tmp_path: Path) -> None:
+    """Inspect the workload again for another workload or batch."""
     settings = Settings(out=tmp_path)
     assert known_facts(settings, "mlp", None) is None
     header = tuning_task(make_plan()).header()
@@ -442,8 +442,8 @@ def invoke(world: World, run: KeptRun) -> list[tuple[str, int]]:
     return made
 
 
-def test_launches_by_hand_have_the_whole_limit_for_what_cannot_be_left_out() -> None:
-    """Begin the first launch of network and calibration as long as it lasts, rounds only within their share."""
+def test_manual_launches_of_required_stages_use_the_whole_limit() -> None:
+    """Start network and calibration within the whole limit, rounds within their share."""
     world = World(plan=make_plan(time_limit_s=100.0))
     ranks = _Standalone([], Identity(role="rank", world_size=2), lambda: None, SilentListener(), lambda _: None)  # type: ignore[arg-type, return-value]
     ranks.begun -= 80.0

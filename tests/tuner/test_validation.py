@@ -60,8 +60,8 @@ def test_the_best_is_found_launch_by_launch() -> None:
     assert swept.gain_interval.low <= 1 + swept.gain <= swept.gain_interval.high
 
 
-def test_fresh_launches_decide_what_a_choice_loses() -> None:
-    """Compare with the sweep's best where that was measured again, whatever the sweep says of both."""
+def test_fresh_launches_decide_the_regret() -> None:
+    """Compare with the sweep's best if both were measured again."""
     fresh = Exhaustive.of(
         [r for case, ms in ((BASE, 10.0), (FIVE, 5.0), (TOPK, 4.0)) for r in make_training_launches([ms] * 3, case)],
         make_training_info(),
@@ -128,8 +128,8 @@ def test_choice_with_the_same_buckets_counts() -> None:
 
 
 @pytest.mark.parametrize(("verdict", "expected"), [("change", TOPK), ("keep", BASE), ("inconclusive", BASE)])
-def test_choice_is_what_a_person_is_told(verdict: str, expected: TrainingCase) -> None:
-    """Take the default unless it shall be changed."""
+def test_the_choice_is_the_recommended_setting(verdict: str, expected: TrainingCase) -> None:
+    """Return the default unless the verdict is change."""
     choices = {name: Choice(**setting_of(case)) for name, case in (("baseline", BASE), ("best", TOPK))}
     found = Recommendation(
         workload="mlp",

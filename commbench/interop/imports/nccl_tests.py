@@ -307,7 +307,7 @@ def _check_rates(half: dict[str, str], shared: dict[str, Any], reading: Reading)
     if abs(busbw - factor * algbw) > 1.01 * rounding:
         reading.assume(
             f"{shared['operation']} ran on {shared['ranks']} ranks, although the busbw that {reading.name} prints is "
-            "that of another number of them; ours is computed anew"
+            "that of another number of them; ours is computed again"
         )
 
 
