@@ -81,45 +81,47 @@ class Column(Generic[R]):
     """A column: its heading, and the cell of each row."""
 
     heading: str
-    of: Field[R] = ""
-    """Gives the value of a row: None for an empty cell, or a whole `Cell`."""
-    kind: type[Any] | None = None
-    """The dataclass of the rows, if it documents the field."""
+    value_of: Field[R] = ""
+    """Names the field or returns the value of a row: None for an empty cell, or a whole `Cell`."""
+    row_class: type[Any] | None = None
+    """The dataclass that documents the field; None if the heading is enough."""
     _: KW_ONLY
-    form: Callable[[Any], str] = _text
-    """Writes a value."""
+    text_of: Callable[[Any], str] = _text
+    """Returns the text of a value that is not None."""
     scale: float = 1.0
     """Factor of the values of a column of numbers."""
     unit: str = ""
     about: str = ""
     is_number: bool = False
     """Whether cells are aligned at the right, and sorted by their value."""
-    if_varied: bool = False
-    """Whether it is left out if all rows have the same in it: the table's title names it then."""
+    should_vary: bool = False
+    """Whether it is left out if all rows have the same value, which the table's title names."""
     can_wrap: bool = False
     """Whether a terminal may break its cells."""
-    gives_way: int = 0
+    drop_order: int = 0
     """The order in which columns are left out if a terminal is narrow, the largest first; 0: never."""
 
     @property
     def description(self) -> str:
         """What the column holds, shown on hover and below the section's tables; empty if its heading says it."""
-        return self.about or (about(self.kind, self.of) if self.kind and isinstance(self.of, str) else "")
+        if self.about or self.row_class is None or not isinstance(self.value_of, str):
+            return self.about
+        return about(self.row_class, self.value_of)
 
     def cell(self, row: R) -> Cell:
         """Return the cell of a row."""
-        value = attrgetter(self.of)(row) if isinstance(self.of, str) else self.of(row)
+        value = attrgetter(self.value_of)(row) if isinstance(self.value_of, str) else self.value_of(row)
         if isinstance(value, Cell) or value is None:
             return value or Cell("")
         if not self.is_number or isinstance(value, str):
-            return Cell(self.form(value))
+            return Cell(self.text_of(value))
         scaled = value if self.scale == 1 else self.scale * value
-        return Cell(self.form(scaled), value=scaled)
+        return Cell(self.text_of(scaled), value=scaled)
 
     def is_needed(self, cells: Iterable[Cell]) -> bool:
         """Whether its cells hold anything to read."""
         texts = {(cell.text, cell.flags) for cell in cells}
-        return len(texts) > 1 if self.if_varied else texts != {("", ())}
+        return len(texts) > 1 if self.should_vary else texts != {("", ())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +137,13 @@ class Table:
     """The flags in use, each with its meaning."""
 
 
-def tabulate(rows: Iterable[R], columns: Sequence[Column[R]], *, title: str = "", keeps_empty: bool = False) -> Table:
-    """Put rows into a table; columns without anything to read are left out unless the table ``keeps_empty``."""
+def tabulate(
+    rows: Iterable[R], columns: Sequence[Column[R]], *, title: str = "", should_keep_empty: bool = False
+) -> Table:
+    """Put rows into a table; leave out empty columns unless they are to be kept."""
     rows = list(rows)
     made = [(column, [column.cell(row) for row in rows]) for column in columns]
-    needed = [(column, cells) for column, cells in made if keeps_empty or column.is_needed(cells)]
+    needed = [(column, cells) for column, cells in made if should_keep_empty or column.is_needed(cells)]
     used = {flag for _, cells in needed for cell in cells for flag in cell.flags}
     return Table(
         title=title,
@@ -214,48 +218,48 @@ def make_tables(
 # ---------------------------------------------------------------------------------------------------- kinds of columns
 
 
-def about(kind: type[Any], name: str) -> str:
+def about(row_class: type[Any], name: str) -> str:
     """Return the documentation of a column of a CSV file."""
-    return str(kind.__dataclass_fields__[name].metadata.get("about", ""))
+    return str(row_class.__dataclass_fields__[name].metadata.get("about", ""))
 
 
-def number(heading: str, of: Field[R], kind: type[Any] | None = None, **options: Any) -> Column[R]:  # noqa: ANN401 - as in `Column`
+def number(heading: str, value_of: Field[R], row_class: type[Any] | None = None, **options: Any) -> Column[R]:  # noqa: ANN401 - as in `Column`
     """Return a column of numbers."""
-    return Column(heading, of, kind, **{"form": digits, "is_number": True, **options})
+    return Column(heading, value_of, row_class, **{"text_of": digits, "is_number": True, **options})
 
 
-def size_column(of: Field[R] = "message_bytes", kind: type[Any] | None = None) -> Column[R]:
+def size_column(value_of: Field[R] = "message_bytes", row_class: type[Any] | None = None) -> Column[R]:
     """Return a column with the size of a message."""
-    return number("size", of, kind, form=format_size)
+    return number("size", value_of, row_class, text_of=format_size)
 
 
-def outcome(heading: str, name: str, kind: type[Any], **options: Any) -> Column[Any]:  # noqa: ANN401 - as in `Column`
+def outcome(heading: str, name: str, row_class: type[Any], **options: Any) -> Column[Any]:  # noqa: ANN401 - as in `Column`
     """Return a column with a measured time, or one word that says why there is none."""
 
     def cell(row: Any) -> Cell:  # noqa: ANN401 - a row of any table
         value: float | None = getattr(row, name)
         return Cell(digits(value) or "no time", value=value) if row.status == "ok" else status_cell(row.status, value)
 
-    return Column(heading, cell, **{"about": about(kind, name), "is_number": True, **options})
+    return Column(heading, cell, **{"about": about(row_class, name), "is_number": True, **options})
 
 
 Ends = tuple[float | None, float | None]
 """The ends of an interval; None if unknown."""
 
 
-def ends(of: Callable[[R], tuple[float | None, ...]], *, heading: str = "95 % CI", **options: Any) -> Column[R]:  # noqa: ANN401 - as in `Column`
-    """Return a column with an interval, of which ``of`` gives the `Ends`, and optionally a value as in `between`."""
-    return Column(heading, lambda row: Cell(between(*of(row)), value=of(row)[0]), is_number=True, **options)
+def ends(ends_of: Callable[[R], tuple[float | None, ...]], *, heading: str = "95 % CI", **options: Any) -> Column[R]:  # noqa: ANN401 - as in `Column`
+    """Return a column with an interval, with the arguments of `between` from ``ends_of``."""
+    return Column(heading, lambda row: Cell(between(*ends_of(row)), value=ends_of(row)[0]), is_number=True, **options)
 
 
-def interval(name: str, kind: type[Any], *, unit: str = "", is_bounded: bool = False) -> Column[Any]:
+def interval(name: str, row_class: type[Any], *, unit: str = "", is_bounded: bool = False) -> Column[Any]:
     """Return a column with a field's 95 % interval; one that ``is_bounded``, as a percentage is, is never too wide."""
 
-    def of(row: Any) -> tuple[float | None, ...]:  # noqa: ANN401 - a row of any table
+    def ends_of(row: Any) -> tuple[float | None, ...]:  # noqa: ANN401 - a row of any table
         low, high, value = (getattr(row, f"{name}{part}") for part in ("_ci_low", "_ci_high", ""))
         return low, None if value is None else high, None if is_bounded else value
 
-    return ends(of, unit=unit, about=about(kind, f"{name}_ci_low").replace(", low end", ""))
+    return ends(ends_of, unit=unit, about=about(row_class, f"{name}_ci_low").replace(", low end", ""))
 
 
 def flag_column() -> Column[Any]:
@@ -314,8 +318,8 @@ class FittedTable:
         left_out: list[str] = []
         unlimited = options.update(width=_UNLIMITED)
         while console.measure(made := self._printed(columns), options=unlimited).maximum > options.max_width:
-            column = max(columns, key=lambda column: column.gives_way)
-            if not column.gives_way:
+            column = max(columns, key=lambda column: column.drop_order)
+            if not column.drop_order:
                 break
             columns.remove(column)
             left_out.append(column.heading.replace("\n", " ").strip())

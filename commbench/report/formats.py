@@ -1,4 +1,4 @@
-"""Numbers, times and intervals as the tables of a report show them; None is an empty text."""
+"""Formats numbers, times and intervals for the tables of a report; None is an empty text."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ _NARROW_SPACE = "\u202f"
 
 
 def short(value: float | None) -> str:
-    """Three digits, without an exponent for large numbers."""
+    """Return three digits, without an exponent for large numbers."""
     if value is None:
         return ""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits
 
 
 def fixed(value: float | None, places: int) -> str:
-    """A number with so many decimals."""
+    """Return a number with ``places`` decimals."""
     return "" if value is None else f"{value:.{places}f}"
 
 
 def percent(share: float | None, places: int = 0, *, sign: str = "", unknown: str = "") -> str:
-    """A share as ``12 %``; ``sign`` is that of a format: "+" shows it for positive numbers, too."""
+    """Return a share as ``12 %``; with the ``sign`` "+" positive numbers have a sign, too."""
     return unknown if share is None else f"{100 * share:{sign}.{places}f} %"
 
 
 def microseconds(time_us: float | None) -> str:
-    """A time in us, ms or s: ``1.20 ms``."""
+    """Return a time in us, ms or s: ``1.20 ms``."""
     return "" if time_us is None else format_time(time_us * 1e-6)
 
 
 def with_interval(
     value: float | None, low: float | None, high: float | None, places: int, *, most: float = UNBOUNDED
 ) -> str:
-    """``1.31 [1.28, 1.34]``; ``1.31 [wide]`` for an interval that ends beyond ``most`` times the value."""
+    """Return ``1.31 [1.28, 1.34]``; ``1.31 [wide]`` for an interval that ends beyond ``most`` times the value."""
     if value is None or low is None or high is None:
         return fixed(value, places)
     return f"{fixed(value, places)} {_ends(low, high, places) if high <= most * value else '[wide]'}"
 
 
 def time_with_interval(time_us: float | None, low: float | None, high: float | None, *, most: float = UNBOUNDED) -> str:
-    """``1.23 us [1.20, 1.31]``, in one unit; ``1.23 us [wide]`` as in `with_interval`."""
+    """Return ``1.23 us [1.20, 1.31]``, in one unit; ``1.23 us [wide]`` as in `with_interval`."""
     if time_us is None or low is None or high is None:
         return microseconds(time_us)
     text = microseconds(time_us)
@@ -59,12 +59,12 @@ def _ends(low: float, high: float, places: int) -> str:
 
 
 def grouped(number: float) -> str:
-    """A whole number in groups of three digits."""
+    """Return a whole number in groups of three digits."""
     return f"{number:,.0f}".replace(",", _NARROW_SPACE)
 
 
 def digits(value: float | None, least: int = 3) -> str:
-    """A number with so many digits, all of it where it is larger, never an exponent."""
+    """Return a number with at least ``least`` digits, grouped by three, without an exponent."""
     if value is None or not math.isfinite(value):
         return ""
     if value == 0 or isinstance(value, int):
@@ -73,7 +73,7 @@ def digits(value: float | None, least: int = 3) -> str:
 
 
 def between(low: float | None, high: float | None, value: float | None = None) -> str:
-    """``1.20-1.31``; ``wide`` if the high end is beyond `UNBOUNDED` times the value, a time or a ratio, if given."""
+    """Return ``1.20-1.31``, or ``wide`` if the high end exceeds `UNBOUNDED` times the value."""
     if low is None or high is None:
         return ""
     if value is not None and high > UNBOUNDED * value:
@@ -82,7 +82,7 @@ def between(low: float | None, high: float | None, value: float | None = None) -
 
 
 def launches_of(counts: Iterable[int | None]) -> str:
-    """The numbers of launches of several rows: ``6 launches`` or ``2 to 6 launches``; empty if none is known."""
+    """Return the numbers of launches of several rows: ``6 launches`` or ``2 to 6 launches``; empty if none is known."""
     distinct = sorted(set(filter(None, counts)))
     if not distinct:
         return ""

@@ -119,7 +119,7 @@ def _rate_interval(line: _Line) -> str:
 def _once(heading: str, of: Field[_Line], *, is_number: bool = False) -> Column[_Line]:
     """Return a column about the curve, which is empty below its first segment."""
     column = Column(heading, of, is_number=is_number)
-    return replace(column, of=lambda line: None if line.place else column.cell(line))
+    return replace(column, value_of=lambda line: None if line.place else column.cell(line))
 
 
 _PRINTED: tuple[Column[_Line], ...] = (
@@ -129,9 +129,9 @@ _PRINTED: tuple[Column[_Line], ...] = (
     _once("backend", "key.backend"),
     _once("dtype", "key.dtype"),
     _once("ranks", "key.world_size", is_number=True),
-    number("from", "segment.from_bytes", form=format_size),
-    number("to", "segment.to_bytes", form=format_size),
-    number("start-up", "segment.alpha_us", form=microseconds),
+    number("from", "segment.from_bytes", text_of=format_size),
+    number("to", "segment.to_bytes", text_of=format_size),
+    number("start-up", "segment.alpha_us", text_of=microseconds),
     Column("95 %", _start_interval, is_number=True),
     Column("GB/s", lambda line: _rate_text(line.rate), is_number=True),
     Column("95 %", _rate_interval, is_number=True),
@@ -160,12 +160,12 @@ def _two_digits(value: float) -> str:
 
 _COLUMNS: tuple[Column[_Line], ...] = (
     Column("operation", "key.operation"),
-    Column("pattern", "key.pattern", if_varied=True),
+    Column("pattern", "key.pattern", should_vary=True),
     Column("backend", "key.backend"),
-    Column("dtype", "key.dtype", if_varied=True),
-    number("ranks", "key.world_size", form=str),
-    number("from", "segment.from_bytes", form=format_size),
-    number("to", "segment.to_bytes", form=format_size),
+    Column("dtype", "key.dtype", should_vary=True),
+    number("ranks", "key.world_size", text_of=str),
+    number("from", "segment.from_bytes", text_of=format_size),
+    number("to", "segment.to_bytes", text_of=format_size),
     number("start-up", "segment.alpha_us", unit="us"),
     ends(_start_ends, unit="us", about="of the start-up; empty where it is held at 0"),
     number(
@@ -179,7 +179,7 @@ _COLUMNS: tuple[Column[_Line], ...] = (
         "worst residual",
         "residual",
         scale=100,
-        form=_two_digits,
+        text_of=_two_digits,
         unit="%",
         about="largest deviation from the measured times",
     ),
@@ -187,7 +187,7 @@ _COLUMNS: tuple[Column[_Line], ...] = (
         "held-out error",
         "held_out",
         scale=100,
-        form=_two_digits,
+        text_of=_two_digits,
         unit="%",
         about="median error at sizes that were left out of the fit, of all segments together",
     ),

@@ -138,11 +138,11 @@ def render_collectives(rows: Iterable[CollectiveForecast]) -> list[RenderableTyp
             Column("size", lambda row: format_size(row.message_bytes)),
             Column("ranks", "world_size", is_number=True),
             Column(f"predicted time {level}", _time, is_number=True),
-            number("busbw GB/s", "busbw_GBps", form=_nothing if useless else short),
+            number("busbw GB/s", "busbw_GBps", text_of=_nothing if useless else short),
             Column("algorithm", lambda row: _algorithm(row.algorithm)),
         )
         ordered = sorted(group, key=lambda row: (row.message_bytes, row.world_size))
-        table = printed(tabulate(ordered, columns, keeps_empty=True))
+        table = printed(tabulate(ordered, columns, should_keep_empty=True))
         parts += [_title(names, rate, group[0].ranks_per_node), table, *_warning([group[0].held_out_error])]
         parts += [] if _has_level(group) else [Text(_ASSUMED)]
     return [*parts, *_reasons(rows)]

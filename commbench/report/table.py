@@ -73,7 +73,7 @@ def render_overheads(overheads: Sequence[Overhead]) -> RenderableType:
 
 def _times(**headings: str) -> list[Column[Any]]:
     """Return columns of times in microseconds: headings by field."""
-    return [number(heading, name, form=microseconds) for name, heading in headings.items()]
+    return [number(heading, name, text_of=microseconds) for name, heading in headings.items()]
 
 
 _OVERLAP: tuple[Column[OverlapRow], ...] = (
@@ -81,15 +81,15 @@ _OVERLAP: tuple[Column[OverlapRow], ...] = (
     Column("operation", "operation"),
     size_column(lambda row: row.message_bytes or 0),
     *_times(overall_us="overall", compute_us="compute", pure_us="pure comm."),
-    number("overlap", "overlap_percent", form="{:.0f} %".format),
+    number("overlap", "overlap_percent", text_of="{:.0f} %".format),
 )
 _OVERHEADS: tuple[Column[Overhead], ...] = (
     Column("operation", "operation"),
     Column("pattern", "pattern"),
     size_column(lambda row: row.message_bytes or None),
     *_times(direct_us="NCCL alone", through_us="through torch"),
-    number("added", "added_us", form="{:.1f} us".format),
-    number("share", "share", form=percent),
+    number("added", "added_us", text_of="{:.1f} us".format),
+    number("share", "share", text_of=percent),
 )
 
 

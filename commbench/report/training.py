@@ -105,13 +105,17 @@ def _step(row: TrainingRow) -> str:
 
 def _if_timed(column: Column[TrainingRow]) -> Column[TrainingRow]:
     """Return the column with empty cells for rows without a time."""
-    return replace(column, of=lambda row: column.cell(row) if row.status == "ok" and row.step_ms is not None else None)
+
+    def cell(row: TrainingRow) -> Cell | None:
+        return column.cell(row) if row.status == "ok" and row.step_ms is not None else None
+
+    return replace(column, value_of=cell)
 
 
 _COLUMNS: tuple[Column[TrainingRow], ...] = (
     Column("\nhook", hook_label),
     Column("buckets\nMiB", "bucket_cap_mb"),
-    _if_timed(number("\nno.", "bucket_count", form=short, gives_way=4)),
+    _if_timed(number("\nno.", "bucket_count", text_of=short, drop_order=4)),
     Column("step\nms [95 % CI]", lambda row: Cell(_step(row), tone=tone_of(row.status))),
     *map(
         _if_timed,
@@ -120,12 +124,12 @@ _COLUMNS: tuple[Column[TrainingRow], ...] = (
                 "speedup\n[95 % CI]", lambda row: with_interval(row.speedup, row.speedup_ci_low, row.speedup_ci_high, 2)
             ),
             Column("\nverdict", lambda row: verdict_cell(row.verdict)),
-            number("exposed\nms", "exposed_comm_ms", form=short, gives_way=1),
-            number("sent\nMB", "sent_MB_per_step", form=short, gives_way=2),
-            number("loss,\nsteps", "loss_equal_steps", form="{:.4g}".format, gives_way=3),
-            number("loss,\ntime", "loss_equal_time", form="{:.4g}".format, gives_way=5),
-            number("\nmetric", "metric", form="{:.4g}".format, gives_way=6),
-            number("to target\ns", "time_to_target_s", form=short, gives_way=7),
+            number("exposed\nms", "exposed_comm_ms", text_of=short, drop_order=1),
+            number("sent\nMB", "sent_MB_per_step", text_of=short, drop_order=2),
+            number("loss,\nsteps", "loss_equal_steps", text_of="{:.4g}".format, drop_order=3),
+            number("loss,\ntime", "loss_equal_time", text_of="{:.4g}".format, drop_order=5),
+            number("\nmetric", "metric", text_of="{:.4g}".format, drop_order=6),
+            number("to target\ns", "time_to_target_s", text_of=short, drop_order=7),
             Column("\n", lambda row: Cell(marks_of(row), tone="warning")),
         ),
     ),
@@ -189,7 +193,7 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
     unmeasured = [row for row in ranked if row.used == "not_measured"]
     hidden = {id(row) for row in unmeasured[MOST_UNMEASURED:]}
     shown = [row for row in ranked if id(row) not in hidden]
-    table = printed(tabulate(shown, _PREDICTED, keeps_empty=True), collapse_padding=True)
+    table = printed(tabulate(shown, _PREDICTED, should_keep_empty=True), collapse_padding=True)
     meanings = "no.: launches behind what was measured"
     if any(row.is_fitted for row in rows):
         meanings = f"*: predictions were fitted to this setting; {meanings}"
@@ -243,11 +247,11 @@ def _bounds(row: PredictionRow) -> str:
 _PREDICTED: tuple[Column[PredictionRow], ...] = (
     Column("\nhook", hook_label),
     Column("buckets\nMiB", "bucket_cap_mb"),
-    number("step, ms\npredicted", "predicted_step_ms", form=three_digits),
+    number("step, ms\npredicted", "predicted_step_ms", text_of=three_digits),
     Column("overlap:\n[full, none]", _bounds, is_number=True),
-    number("\nmeasured", "step_ms", form=three_digits),
+    number("\nmeasured", "step_ms", text_of=three_digits),
     Column("\nerror", lambda row: "*" if row.is_fitted else percent(row.error, 1, sign="+"), is_number=True),
-    number("speedup\npredicted", "predicted_speedup", form="{:.2f}".format),
-    number("\nmeasured", "speedup", form="{:.2f}".format),
-    number("\nno.", "launches", form=short),
+    number("speedup\npredicted", "predicted_speedup", text_of="{:.2f}".format),
+    number("\nmeasured", "speedup", text_of="{:.2f}".format),
+    number("\nno.", "launches", text_of=short),
 )

@@ -73,7 +73,7 @@ def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
     columns: list[Column[Row]] = [
         size_column("message_bytes", Row),
         Column("backend", lambda row: names[id(row)]),
-        *(Column(name.replace("_", " "), name, Row, if_varied=True) for name in _UNIQUE[1:]),
+        *(Column(name.replace("_", " "), name, Row, should_vary=True) for name in _UNIQUE[1:]),
         outcome("time", "time_us", Row, unit="us", about=about_time),
         interval("time_us", Row, unit="us"),
         number("p95", "time_us_p95", Row, unit="us"),
@@ -130,10 +130,10 @@ def growth_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate time against the number of ranks: a line for each case and number of ranks."""
     columns: list[Column[_GrowthLine]] = [
         Column("operation", "growth.case.operation"),
-        Column("pattern", "growth.case.pattern", if_varied=True),
+        Column("pattern", "growth.case.pattern", should_vary=True),
         Column("backend", "growth.case.backend"),
         size_column(lambda line: line.growth.case.message_bytes if line.growth.case.dtype else None),
-        number("ranks", "ranks", form=str),
+        number("ranks", "ranks", text_of=str),
         number("time", "row.time_us", unit="us"),
         Column(
             "growth",
@@ -169,7 +169,7 @@ def overhead_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the time that a framework's call adds to the library's call."""
     columns: list[Column[Overhead]] = [
         Column("operation", "operation", Overhead),
-        Column("pattern", "pattern", Overhead, if_varied=True),
+        Column("pattern", "pattern", Overhead, should_vary=True),
         size_column("message_bytes", Overhead),
         number("NCCL alone", "direct_us", Overhead, unit="us"),
         number("through torch", "through_us", Overhead, unit="us"),
@@ -220,16 +220,16 @@ def pair_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 _PAIR_COLUMNS: list[Column[PairRow]] = [
-    number("from", "source", about="rank that sends", form=str),
+    number("from", "source", about="rank that sends", text_of=str),
     Column("host", "source_host", PairRow),
-    number("to", "target", about="rank that receives", form=str),
+    number("to", "target", about="rank that receives", text_of=str),
     Column("host", "target_host", PairRow),
     number("time", "time_us", PairRow, unit="us"),
     interval("time_us", PairRow, unit="us"),
     number("p95", "time_us_p95", PairRow, unit="us"),
     number("bandwidth", "algbw_GBps", PairRow, unit="GB/s"),
     number("over the typical", "ratio_to_typical", PairRow),
-    Column("status", lambda row: status_cell(row.status), if_varied=True),
+    Column("status", lambda row: status_cell(row.status), should_vary=True),
     flag_column(),
 ]
 
@@ -238,7 +238,7 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the energy of operations and steps that have one."""
     columns: list[Column[Row]] = [
         Column("operation", "operation", Row),
-        Column("pattern", "pattern", Row, if_varied=True),
+        Column("pattern", "pattern", Row, should_vary=True),
         Column("backend", "backend", Row),
         size_column("message_bytes", Row),
         outcome("time", "time_us", Row, unit="us", about=explain_time(runs)),

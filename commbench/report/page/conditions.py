@@ -136,7 +136,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
         number("ranks", lambda run: run.info.get("world_size")),
         number("hosts", lambda run: run.info.get("nodes")),
         _entry("budget"),
-        number("launches", lambda run: len(run.info.get("launches") or ()), form=str),
+        number("launches", lambda run: len(run.info.get("launches") or ()), text_of=str),
         Column("commit of commbench", lambda run: str(run.info.get("git_commit") or "")[:12]),
         _entry("status"),
         Column("directory", "path"),
@@ -237,7 +237,7 @@ def launch_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate the outcome of each launch; no table without launches."""
     columns: list[Column[Launch]] = [
         Column("stage", lambda launch: launch.get("stage") or ""),
-        number("launch", lambda launch: launch.get("launch"), form=str),
+        number("launch", lambda launch: launch.get("launch"), text_of=str),
         Column("began", lambda launch: str(launch.get("started") or "").replace("T", " ").partition("+")[0]),
         *(_seconds(heading, name) for heading, name in _SPENT.items()),
         Column(
@@ -274,7 +274,7 @@ def missing_table(runs: Sequence[Run]) -> Table | None:
     ]
     columns: list[Column[list[tuple[str, Flagged]]]] = [
         Column("status", lambda line: status_cell(line[0][1].status)),
-        number("rows", len, form=str),
+        number("rows", len, text_of=str),
         Column("what", lambda line: _listed([what for what, _ in line])),
         Column("reason", lambda line: line[0][1].reason),
     ]

@@ -122,7 +122,7 @@ _PREDICTED: list[Column[PredictionRow]] = [
         "error",
         unit="%",
         about="predicted less measured, over measured; fitted: the prediction rests on this measurement",
-        of=lambda row: Cell(_error(row), value=row.error),
+        value_of=lambda row: Cell(_error(row), value=row.error),
         is_number=True,
     ),
     number("predicted speedup", "predicted_speedup", PredictionRow),
