@@ -108,7 +108,7 @@ class LiveTuning:
         if self.is_over:
             return
         if restores and self._switch is not None:
-            self._change_to(self._settings[0])
+            self._change_to(self._settings[0], is_trial=False)
         if dist.get_rank(self._model.process_group) == 0:
             say(f"tuning is over, because {reason}. The training goes on with its own setting.")
         if self._director is not None:
@@ -208,10 +208,11 @@ class LiveTuning:
         self._send_times(begun)
         self._steps = []
         self._instruction, self._block_from = self._hear(begun), begun.index
-        changed = self._change_to(self._settings[self._instruction.setting])
-        if self._instruction.order is not Order.BLOCK:
+        is_trial = self._instruction.order is Order.BLOCK
+        changed = self._change_to(self._settings[self._instruction.setting], is_trial=is_trial)
+        if not is_trial:
             if not changed:
-                self._change_to(self._settings[0])
+                self._change_to(self._settings[0], is_trial=False)
             self._finish()
 
     def _send_times(self, begun: Step) -> None:
@@ -240,12 +241,12 @@ class LiveTuning:
         except Exception as error:  # noqa: BLE001 - the training goes on
             return director.give_up(error)
 
-    def _change_to(self, setting: TrainingCase) -> bool:
+    def _change_to(self, setting: TrainingCase, *, is_trial: bool) -> bool:
         """Exchange the reducer on all ranks, or on none if a rank cannot; return whether the setting is in use."""
         assert self._switch is not None  # noqa: S101 - made in the set-up
-        if setting == self._switch.current:
+        if setting == self._switch.current and (is_trial or not self._switch.is_trial):
             return True
-        prepared, failure = self._prepare(setting)
+        prepared, failure = self._prepare(setting, is_trial=is_trial)
         if self._assembled.can_all(prepared is not None) and prepared is not None:
             self._switch.commit(prepared)
             return True
@@ -253,10 +254,10 @@ class LiveTuning:
             self._director.refuse(setting, failure)
         return False
 
-    def _prepare(self, setting: TrainingCase) -> tuple[Prepared | None, str]:
+    def _prepare(self, setting: TrainingCase, *, is_trial: bool) -> tuple[Prepared | None, str]:
         assert self._switch is not None  # noqa: S101 - as above
         try:
-            return self._switch.prepare(setting), ""
+            return self._switch.prepare(setting, is_trial=is_trial), ""
         except Exception as error:  # noqa: BLE001 - the setting is left out
             return None, str(error)
 

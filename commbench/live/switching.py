@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, canonical_cap
-from commbench.ddp.plan.layout import MIB
+from commbench.ddp.plan.layout import MIB, caps_bytes
 from commbench.hooks import Hook, make_hook
 
 #: The first torch whose DDP objects can be made without communication.
@@ -89,11 +89,11 @@ def own_hooks(ddp_model: DistributedDataParallel) -> tuple[tuple[Any, Any], ...]
 
 
 def arguments_of(ddp_model: DistributedDataParallel) -> dict[str, Any]:
-    """Return keyword arguments that make another DDP object like this one around the same module."""
+    """Return keyword arguments, but for the bucket size, of another DDP object like this one around the same module."""
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     found = {name: getattr(ddp_model, name) for name in _SAME_NAME if name in known and hasattr(ddp_model, name)}
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    return {**found, buffers: ddp_model.broadcast_buffers, **cap_arguments(cap_of(ddp_model)), "init_sync": False}
+    return {**found, buffers: ddp_model.broadcast_buffers, "init_sync": False}
 
 
 def cap_of(ddp_model: DistributedDataParallel) -> str:
@@ -104,12 +104,19 @@ def cap_of(ddp_model: DistributedDataParallel) -> str:
     return canonical_cap("+".join(f"{cap / MIB:.9f}" for cap in caps or [ddp_model.bucket_bytes_cap]))
 
 
-def cap_arguments(bucket_cap_mb: str) -> dict[str, Any]:
-    """Return DDP's arguments for a bucket size as ``ddp.csv`` writes it."""
-    if bucket_cap_mb == DEFAULT_CAP:
-        return {"bucket_cap_mb": None}
-    caps = [float(cap) for cap in bucket_cap_mb.split("+")]
-    return {"bucket_cap_mb": caps[0]} if len(caps) == 1 else {"bucket_cap_mb_list": caps}
+def cap_arguments(bucket_cap_mb: str, *, is_trial: bool = False) -> dict[str, Any]:
+    """Return DDP's arguments for a bucket size as ``ddp.csv`` writes it.
+
+    Args:
+        bucket_cap_mb: the bucket size.
+        is_trial: give the sizes as a list, if torch takes lists. The rebuilt buckets are the same, and DDP makes
+            several buckets already in the first step. Without a list that step has one bucket and hides nothing.
+    """
+    takes_lists = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel.__init__).parameters
+    caps = [cap / MIB for cap in caps_bytes(bucket_cap_mb)]
+    if (is_trial and takes_lists) or "+" in bucket_cap_mb:
+        return {"bucket_cap_mb_list": caps}
+    return {"bucket_cap_mb": None if bucket_cap_mb == DEFAULT_CAP else caps[0]}
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,7 @@ class Prepared:
     """A DDP object whose reducer can take the place of the present one."""
 
     case: TrainingCase
+    is_trial: bool
     model: DistributedDataParallel
     hook: Hook | None
     """The hook that the case asks for; None: the script's own hook, if it has one."""
@@ -133,21 +141,21 @@ class Switch:
     def __init__(self, ddp_model: DistributedDataParallel, original: TrainingCase) -> None:
         self.model = ddp_model
         self.original = self.current = original
+        self.is_trial = False
+        """Whether the present reducer was made for a trial, see `cap_arguments`."""
         self._arguments = arguments_of(ddp_model)
         self._own_hooks = own_hooks(ddp_model)
         self._hook: Hook | None = None
         """The hook that the current setting has added."""
 
-    def prepare(self, case: TrainingCase) -> Prepared:
+    def prepare(self, case: TrainingCase, *, is_trial: bool) -> Prepared:
         """Make the reducer of a setting beside the present one; nothing is sent.
 
         Raises:
             Exception: DDP or the hook refuses.
         """
-        arguments = self._arguments | {"gradient_as_bucket_view": case.bucket_view}
-        if case.bucket_cap_mb != self.original.bucket_cap_mb:
-            arguments = {key: value for key, value in arguments.items() if key not in _CAPS}
-            arguments |= cap_arguments(case.bucket_cap_mb)
+        arguments = {**self._arguments, "gradient_as_bucket_view": case.bucket_view}
+        arguments |= cap_arguments(case.bucket_cap_mb, is_trial=is_trial)
         with _making_own_models(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the script's own call has warned already
             model = DistributedDataParallel(self.model.module, **arguments)
@@ -159,7 +167,7 @@ class Switch:
             hook = make_hook(case.hook, density=case.density, options=case.options)
             assert hook is not None  # noqa: S101 - only the original may be without a hook
             hook.register(model)
-        return Prepared(case, model, hook)
+        return Prepared(case, is_trial, model, hook)
 
     def commit(self, prepared: Prepared) -> None:
         """Put the prepared reducer in place of the present one; the wrapper keeps what the script has set on it."""
@@ -174,7 +182,7 @@ class Switch:
         prepared.model.__dict__ = {}  # the model alone owns the reducer
         if self._hook is not None:
             self._hook.close()
-        self._hook, self.current = prepared.hook, prepared.case
+        self._hook, self.current, self.is_trial = prepared.hook, prepared.case, prepared.is_trial
         if prepared.hook is not None:
             prepared.hook.follow(self.model)
         _send_once(residuals)
@@ -187,9 +195,6 @@ class Switch:
         residuals: Mapping[str, torch.Tensor] = memory.state().get("residual", {})
         parameters = dict(self.model.module.named_parameters())
         return {parameters[name]: residual for name, residual in residuals.items()}
-
-
-_CAPS = ("bucket_cap_mb", "bucket_cap_mb_list")
 
 
 class _Making:
