@@ -1,24 +1,14 @@
 """A comparison as one self-contained HTML page."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
-from commbench.analysis.comparison.sides import AnyCase
-from commbench.analysis.comparison.verdicts import ComparedCase, ComparisonTable
-from commbench.analysis.comparison.words import (
-    beyond,
-    closing,
-    detectable_of,
-    further_of,
-    name_of,
-    names_of,
-    ratio_of,
-    short_name,
-    summary,
-    times_of,
-)
+from commbench.analysis.comparison.verdicts import ComparisonTable
+from commbench.analysis.comparison.words import beyond, closing, short_name, summary
+from commbench.report.columns import tabulate
+from commbench.report.comparison.text import case_columns
 from commbench.report.page import style_sheet, template_of
+from commbench.stats import Comparison
 
 _HERE = Path(__file__).parent
 #: Width of the drawn interval in view box units, and the smallest ratio that its ends show.
@@ -34,7 +24,7 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
     """
     from markupsafe import Markup
 
-    names, reach = names_of(table), _reach(table)
+    reach = _reach(table)
     answer, _, others = summary(table).partition(". ")
     style = style_sheet() + (_HERE / "comparison.css").read_text(encoding="utf-8")
     return template_of(_HERE / "comparison.html").render(
@@ -45,7 +35,7 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
         answer=f"{answer}.",
         details=[others, beyond(table, threshold)],
         regressions=table.regressions_beyond(threshold),
-        lines=[_line(case, names, reach) for case in table.cases],
+        lines=_lines(table, reach),
         band=(_place(1 - table.margin, reach), _place(1 + table.margin, reach)),
         reach=math.exp(reach),
         width=_WIDTH,
@@ -65,20 +55,17 @@ def _place(ratio: float, reach: float) -> float:
     return round(_WIDTH / 2 * (1 + min(1.0, max(-1.0, share))), 1)
 
 
-def _line(case: ComparedCase, names: Mapping[AnyCase, str], reach: float) -> dict[str, object]:
-    comparison, interval = case.comparison, case.comparison.interval
-    time_a, time_b = times_of(case)
-    return {
-        "name": name_of(case, names),
-        "time_a": time_a,
-        "time_b": time_b,
-        "ratio": ratio_of(comparison),
-        "verdict": str(comparison.verdict),
-        "detectable": detectable_of(comparison),
-        "further": further_of(comparison.further),
-        "drawn": (
-            [_place(ratio, reach) for ratio in (interval.low, comparison.ratio, interval.high)]
-            if interval is not None
-            else None
-        ),
-    }
+def _lines(table: ComparisonTable, reach: float) -> list[dict[str, object]]:
+    """Return the cells of each case by name, and the positions of its interval and ratio in the drawing."""
+    names = ("name", "time_a", "time_b", "ratio", "verdict", "detectable", "further")
+    cells = tabulate(table.cases, case_columns(table), should_keep_empty=True).lines
+    return [
+        {**{name: cell.text for name, cell in zip(names, line, strict=True)}, "drawn": _drawn(case.comparison, reach)}
+        for case, line in zip(table.cases, cells, strict=True)
+    ]
+
+
+def _drawn(comparison: Comparison, reach: float) -> list[float]:
+    interval = comparison.interval
+    ratios = (interval.low, comparison.ratio, interval.high) if interval else ()
+    return [_place(ratio, reach) for ratio in ratios]

@@ -19,15 +19,10 @@ from commbench.analysis.comparison.words import (
 from commbench.report.columns import Column, printed, tabulate, verdict_cell
 
 
-def render_comparison(table: ComparisonTable, threshold: float | None = None) -> RenderableType:
-    """Render a comparison for `rich.console.Console.print`: answer, unlike conditions, a line for each case, hints.
-
-    Args:
-        table: the comparison.
-        threshold: name last the cases that are slower by more than this share, which sets the exit code.
-    """
+def case_columns(table: ComparisonTable) -> tuple[Column[ComparedCase], ...]:
+    """Return the columns of a comparison, for the terminal and the page."""
     names = names_of(table)
-    columns: tuple[Column[ComparedCase], ...] = (
+    return (
         Column("case", lambda case: name_of(case, names), can_wrap=True),
         Column("A", lambda case: times_of(case)[0], is_number=True),
         Column("B", lambda case: times_of(case)[1], is_number=True),
@@ -36,8 +31,17 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
         Column("detectable", lambda case: detectable_of(case.comparison), is_number=True),
         Column("more", lambda case: further_of(case.comparison.further), is_number=True),
     )
+
+
+def render_comparison(table: ComparisonTable, threshold: float | None = None) -> RenderableType:
+    """Render a comparison for `rich.console.Console.print`: answer, unlike conditions, a line for each case, hints.
+
+    Args:
+        table: the comparison.
+        threshold: name last the cases that are slower by more than this share, which sets the exit code.
+    """
     parts: list[RenderableType] = [Text(summary(table)), Text("\n".join(heading(table))), Text("")]
     if table.cases:
-        parts += [printed(tabulate(table.cases, columns)), Text("")]
+        parts += [printed(tabulate(table.cases, case_columns(table))), Text("")]
     last = [] if threshold is None else [beyond(table, threshold)]
     return Group(*parts, *map(Text, [*closing(table), *last]))
