@@ -68,7 +68,7 @@ def test_two_slow_hosts_are_both_named() -> None:
 
 
 def test_two_hosts_name_no_straggler() -> None:
-    """Report the slower direction only."""
+    """Report that two hosts cannot be distinguished, and the slower direction."""
     findings = findings_of(2, host_slowness=sending(1, 3.0))
     (remark,) = findings.remarks
     assert [] == findings.stragglers
@@ -152,7 +152,7 @@ def test_uplink_is_named_once(hosts: int, first: int) -> None:
 
 
 def test_equal_units_report_the_detectable_difference() -> None:
-    """Name no straggler."""
+    """Name no straggler, and count the comparisons."""
     findings = findings_of(4, 2)
     assert [] == findings.stragglers
     counted = {(family.kind, family.count) for family in findings.families}
@@ -311,7 +311,7 @@ def test_place_in_an_algorithm_is_no_fault(operations: dict[str, list[float]]) -
 
 
 def test_oversubscribed_ranks_are_not_compared() -> None:
-    """Compare no ranks on shared cores."""
+    """Make no comparison at all."""
     records = ordinary({"all_reduce": SLOW, "all_gather": SLOW}, flags=("oversubscribed",))
     assert {} == ordinary_findings(records).to_json()
 
@@ -368,7 +368,7 @@ def test_slow_group_is_named_in_any_order(last: str) -> None:
 
 
 def test_run_json_lists_the_stragglers(tmp_path: Path) -> None:
-    """Write the findings into run.json."""
+    """Write stragglers and the number of comparisons, or nothing without comparisons."""
     with Store.open(tmp_path / "mine", make_hosts(4)) as store:
         store.append(make_record())
         write_tables(store)

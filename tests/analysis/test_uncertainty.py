@@ -28,7 +28,7 @@ def steps_on(ranks: int, network: GrowingNetwork | None = None, error: float = 0
 
 
 def test_the_interval_of_a_step_includes_network_errors() -> None:
-    """Widen it with the intervals of the collectives."""
+    """Make it nearly as wide as the all_reduce's for a step of mostly communication."""
     for network in (growing((2, 4)), unsure_network()):
         steps = steps_on(1024, network)
         best = best_buckets(steps.likely, "none", CAPS)
@@ -75,7 +75,7 @@ def test_what_calibration_allows_widens_the_interval() -> None:
 
 
 def test_the_interval_of_a_break_even_includes_network_and_step_errors() -> None:
-    """Widen it with the error of the network and of the steps."""
+    """Contain the break-even, and widen with either error."""
     widths = []
     for network, error in ((growing((2, 4)), 0.0), (growing((2, 4)), 0.05), (unsure_network(), 0.0)):
         found, interval = steps_on(16, network, error).break_even(CAPS)

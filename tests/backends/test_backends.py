@@ -65,8 +65,8 @@ def test_the_native_loop_makes_the_same_calls(verified: dict[str, Any]) -> None:
     assert all("native" in e or "refused" in e for e in verified["cases"] if e["case"].backend == "mpi")
 
 
-def test_an_operation_that_does_nothing_is_caught(verified: dict[str, Any]) -> None:
-    """Find wrong elements where nothing was communicated; alone and in place, doing nothing is right."""
+def test_an_operation_without_communication_is_detected(verified: dict[str, Any]) -> None:
+    """Find wrong elements unless no communication is needed."""
     alone = verified["size"] == 1
     assert [] == [
         str(entry["case"])
@@ -77,8 +77,8 @@ def test_an_operation_that_does_nothing_is_caught(verified: dict[str, Any]) -> N
     ]
 
 
-def test_refusals_are_the_known_ones(verified: dict[str, Any]) -> None:
-    """Refuse what a backend does not have, with the reason, and nothing else."""
+def test_backends_refuse_listed_operations_only(verified: dict[str, Any]) -> None:
+    """Refuse missing operations with the reason, and nothing else."""
     wrong = []
     for entry in verified["cases"]:
         case, found = entry["case"], entry.get("refused", "")

@@ -39,8 +39,8 @@ def test_every_operation_is_right(found: dict[str, Any], backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_operation_that_does_nothing_is_caught(found: dict[str, Any], backend: str) -> None:
-    """Find wrong elements where nothing was communicated; alone and in place, doing nothing is right."""
+def test_an_operation_without_communication_is_detected(found: dict[str, Any], backend: str) -> None:
+    """Find wrong elements unless no communication is needed."""
     assert [] == [
         str(entry["case"])
         for entry in found["cases"][backend]
@@ -51,8 +51,8 @@ def test_an_operation_that_does_nothing_is_caught(found: dict[str, Any], backend
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_refusals_are_the_known_ones(found: dict[str, Any], backend: str) -> None:
-    """Refuse non-blocking operations, and otherwise what MPI refuses on host memory."""
+def test_backends_refuse_listed_operations_only(found: dict[str, Any], backend: str) -> None:
+    """Refuse non-blocking operations, and the refusals of MPI on host memory."""
     refused = [entry for entry in found["cases"][backend] if "refused" in entry]
     texts = [entry["refused"] for entry in refused if not any(words in entry["refused"] for words in KNOWN)]
     assert {f"{backend} has no non-blocking all_reduce", f"{backend} has no non-blocking all_gather"} == set(texts)

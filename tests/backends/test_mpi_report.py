@@ -51,8 +51,8 @@ def test_the_preferred_component_is_the_enabled_one_of_highest_priority() -> Non
         ("", "all_reduce", ""),
     ],
 )
-def test_only_what_the_component_has_is_claimed(component: str, operation: str, expected: str) -> None:
-    """Say nothing of operations that another component may carry."""
+def test_operations_outside_the_component_have_no_algorithm(component: str, operation: str, expected: str) -> None:
+    """Return no algorithm for operations that another component may carry."""
     assert expected == algorithm_of(component, operation)
 
 
@@ -185,6 +185,6 @@ def test_last_words_of_a_start_survive_the_process(monkeypatch: pytest.MonkeyPat
         (SimpleNamespace(MPIX_GPU_query_support=lambda _, answer: answer_with(answer, 1, code=3)), False),
     ],
 )
-def test_only_a_library_that_says_so_takes_gpu_memory(library: SimpleNamespace, expected: bool) -> None:
-    """Ask Open MPI's question, else MPICH's older one, and take no answer for a no."""
+def test_gpu_memory_needs_a_positive_answer_of_the_library(library: SimpleNamespace, expected: bool) -> None:
+    """Query Open MPI's function, else MPICH's older one; no answer means no."""
     assert expected is takes_gpu_memory(library)

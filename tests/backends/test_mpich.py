@@ -42,8 +42,8 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield from marked_environment(monkeypatch)
 
 
-def test_mpich_is_known_by_its_answer(mpiexec: Path) -> None:
-    """Choose Hydra's adapter with the library beside it."""
+def test_mpich_is_recognised_by_its_version_text(mpiexec: Path) -> None:
+    """Choose Hydra's adapter for the library beside it."""
     launcher = choose_launcher(requested=str(mpiexec), environ={})
     assert isinstance(launcher, MpiexecLauncher)
     assert not launcher.is_intel

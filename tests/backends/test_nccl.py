@@ -116,8 +116,8 @@ def test_every_operation_is_right(nccl: ModuleType, size: int) -> None:
     assert possible == {case.split()[1] for case in found["right"]}
 
 
-def test_an_operation_that_does_nothing_is_caught(nccl: ModuleType) -> None:
-    """Find wrong elements in everything where nothing is communicated."""
+def test_an_operation_without_communication_is_detected(nccl: ModuleType) -> None:
+    """Find wrong elements in every operation without communication."""
     found = verified(nccl, 2, change=lambda _: None)
     assert set(found) <= {"wrong", "refused"}
 
@@ -198,7 +198,7 @@ def test_ranks_may_share_a_gpu(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch
     assert "NCCL_HOSTID" in shared
 
 
-def test_without_a_gpu_a_sentence_says_so(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_bad_input(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Translate CUDA's error, and the absence of an error."""
 
     def fail() -> int:
@@ -214,8 +214,8 @@ def test_without_a_gpu_a_sentence_says_so(nccl: ModuleType, monkeypatch: pytest.
         sys.modules[MODULES[1]].find_gpus("nccl")
 
 
-def test_without_nccl_a_sentence_says_so(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notice what cupy has swallowed, and say what to install for its CUDA; say nothing where there is NCCL."""
+def test_a_missing_nccl_is_bad_input(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show the import error that cupy suppressed, and the package to install."""
     check = sys.modules[MODULES[1]]
     check.check_nccl()
 
@@ -294,8 +294,8 @@ def test_later_launches_keep_the_batch_of_graphs(nccl: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("case", [plain_case(graph=True), plain_case(graph=True, in_place=False)])
-def test_a_graph_that_does_nothing_is_caught(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
-    """Find wrong elements, in place too, where what was captured is not what is carried out."""
+def test_a_graph_without_operations_is_detected(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    """Find wrong elements, in place too, if the replayed graph is not the captured one."""
     monkeypatch.setattr(Graph, "launch", lambda *_: None)
     record, _ = records_of(nccl, 3, [case])
     assert ("wrong", True) == (record.status, (record.wrong or 0) > 0)
@@ -539,8 +539,8 @@ def test_numbers_of_channels_need_the_other_path(nccl: ModuleType) -> None:
     assert "use --backend torch-nccl" in record.reason
 
 
-def test_a_row_says_what_ran_in_it_and_in_no_other(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say of graphs what NCCL said when they were captured, and nothing where it said nothing."""
+def test_a_row_has_the_algorithm_of_its_own_operation(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use NCCL's log of the capture for graphs; leave the cell empty without a log."""
     script = [{"all_reduce": "tree/ll/1ch"}, {}, {"all_reduce": "ring/ll/1ch"}, {"all_reduce": "nvls/simple/4ch"}, {}]
     said = defaultdict[int, Iterator[dict[str, str]]](lambda: iter(script))
 

@@ -57,8 +57,8 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Library
     os.environ.update(before)
 
 
-def test_operations_are_heard_only_where_nothing_is_timed(library: Library, tmp_path: Path) -> None:
-    """Hear the algorithm inside, keep every transport, and leave no file and no line of other operations behind."""
+def test_operations_are_logged_only_around_untimed_calls(library: Library, tmp_path: Path) -> None:
+    """Read the algorithm, keep every transport, and leave no file behind."""
     log = NcclLog()
     log.enable()
     library.say("INIT", CHANNEL.format("SHM/direct"))
@@ -79,10 +79,10 @@ def test_operations_are_heard_only_where_nothing_is_timed(library: Library, tmp_
 
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("beside", [{}, {"ncclResetDebugInit": lambda: None}])
-def test_newer_libraries_are_told_by_another_name(
+def test_newer_libraries_are_reset_by_the_newer_function(
     beside: dict[str, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hear a library that exports the newer name alone, or beside an old one that does nothing any more."""
+    """Support the newer name alone, or beside an old function without effect."""
     newer = Library("ncclResetDebugInitInternal")
     vars(newer).update(beside)
     monkeypatch.setattr(nccl_runtime, "loaded_library", lambda: newer)

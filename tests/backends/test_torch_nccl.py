@@ -50,8 +50,8 @@ def test_results_are_right_and_a_wrong_element_is_found(found: dict[str, Any]) -
     }
 
 
-def test_refusals_are_the_known_ones(found: dict[str, Any]) -> None:
-    """Refuse what torch does not have, with the reason, and nothing else."""
+def test_backends_refuse_listed_operations_only(found: dict[str, Any]) -> None:
+    """Refuse missing operations with the reason, and nothing else."""
     seen = [(entry["case"], entry.get("refused", "")) for entry in found["cases"]]
     expected = [(case, reason, refusal(case, found["size"])) for case, reason in seen]
     assert [] == [
@@ -91,8 +91,8 @@ def test_nothing_stays_asked_for(found: dict[str, Any]) -> None:
     assert {"NCCL_ALGO": None, "NCCL_PROTO": None} == found["asked"]
 
 
-def test_without_a_gpu_a_sentence_says_so() -> None:
-    """Say what torch lacks, before anything is asked of it."""
+def test_a_missing_gpu_is_bad_input() -> None:
+    """Name what torch lacks before using it."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     from commbench.backends.torch_calls import find_gpus

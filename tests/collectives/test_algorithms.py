@@ -70,7 +70,7 @@ def test_older_cases_ask_for_nothing() -> None:
         ("", "P2P/CUMEM"),
     ],
 )
-def test_switches_carry_what_is_carried_by_them(algorithm: str, transport: str) -> None:
-    """Name NVLS beside what channels go by where the algorithm that ran uses it, and alone where there are none."""
+def test_nvls_is_named_for_algorithms_that_use_it(algorithm: str, transport: str) -> None:
+    """Name NVLS beside the transports of the channels, or alone without any."""
     assert transport == transport_by(algorithm, "P2P/CUMEM")
     assert transport.removesuffix("+P2P/CUMEM").removesuffix("P2P/CUMEM") == transport_by(algorithm, "")

@@ -128,8 +128,8 @@ def test_a_key_names_every_field() -> None:
     assert {name: value for name, value in fields.items() if name not in later} == json.loads(case.key)
 
 
-def test_names_tell_what_differs_from_the_defaults() -> None:
-    """Name backend, operation, size and type, and only unusual choices."""
+def test_names_show_settings_that_differ_from_the_defaults() -> None:
+    """Name backend, operation, size and type, and unusual settings only."""
     assert "mpi all_reduce 1 KiB float32 sum" == str(make_case())
     assert "mpi reduce 1 KiB float32 max out of place root 1" == str(
         make_case("reduce", redop="max", in_place=False, root=1)

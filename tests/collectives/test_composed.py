@@ -132,8 +132,8 @@ def test_what_is_sent_is_awaited(pattern: str, name: str, size: int) -> None:
     assert expected.get((pattern, name == "bibandwidth"), into | out) == data
 
 
-def test_windows_share_what_may_be_in_flight() -> None:
-    """Keep all windows of the busiest rank together within the bytes of one; those of a matrix are short."""
+def test_windows_share_the_bytes_in_flight() -> None:
+    """Keep all windows of the busiest rank within the bytes of one; windows of a matrix are short."""
     assert 64 == window_of(operation_in_pattern("bandwidth", "ring", 9), MIB)
     assert 32 == window_of(operation_in_pattern("bibandwidth", "ring", 9), MIB)
     assert WINDOW_BYTES // MIB // 8 == window_of(operation_in_pattern("bandwidth", "fan-in", 9), MIB)

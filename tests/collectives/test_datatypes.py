@@ -80,8 +80,8 @@ def test_averages_are_of_whole_numbers(size: int) -> None:
 
 @pytest.mark.parametrize(("name", "redop"), [*PAIRS, *((name, None) for name in DTYPES)])
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 64])
-def test_no_answer_is_what_a_buffer_holds_before(name: str, redop: str | None, size: int) -> None:
-    """Count every element as wrong that still holds the bytes that were there before the operation."""
+def test_stale_buffers_differ_from_every_answer(name: str, redop: str | None, size: int) -> None:
+    """Count every element with its previous bytes as wrong."""
     dtype = DTYPES[name]
     stale = np.full(TILE * dtype.itemsize, STALE, dtype=np.uint8).view(dtype.storage)
     source = None if redop else size - 1

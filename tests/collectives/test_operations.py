@@ -42,8 +42,8 @@ CONVENTIONS = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_conventions_are_those_of_nccl_tests_and_osu(name: str) -> None:
-    """Find each operation's busbw factor and OSU's size in the table."""
+def test_bandwidth_factors_and_sizes_match_nccl_tests_and_osu(name: str) -> None:
+    """Compare each operation's busbw factor and OSU's size with the table."""
     operation = OPERATIONS[name]
     factors = tuple(operation.busbw_factor(size) for size in (2, 4, 8))
     assert CONVENTIONS[name] == (factors, operation.osu_bytes(8192, 4))

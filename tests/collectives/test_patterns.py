@@ -135,8 +135,8 @@ def test_every_pattern_is_grouped_or_whole() -> None:
 @pytest.mark.parametrize(
     ("pattern", "expected"), [("flat", 32), ("node", 32), ("split:2", 8), ("stride:2", 16), ("bisection", 8)]
 )
-def test_cases_are_rounded_for_the_groups_that_are_known(pattern: str, expected: int) -> None:
-    """Round 8 B up to a float a rank of the group where the pattern fixes its size, and of all ranks elsewhere."""
+def test_cases_are_rounded_to_the_group_size(pattern: str, expected: int) -> None:
+    """Round 8 B up to a float per rank of the group if the pattern fixes its size, else of all ranks."""
     sweep = Sweep(operations=["all_gather"], sizes=[8], backends=["mpi"], patterns=[pattern])
     assert [expected] == [case.message_bytes for case in sweep.cases(8)]
 

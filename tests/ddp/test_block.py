@@ -116,8 +116,8 @@ def test_everything_is_trained(first: Launch, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "none", *HOOKS])
-def test_what_is_sent_is_what_the_hook_says(first: Launch, name: str) -> None:
-    """Count the bytes on the wire: within 5 % of theory, but for what Gloo says around them."""
+def test_sent_bytes_match_the_theory_of_the_hook(first: Launch, name: str) -> None:
+    """Count bytes on the wire within 5 % of theory, apart from Gloo's headers."""
     record = first.records[name]
     assert dense_bytes(ELEMENTS) == record["dense_bytes"]
     assert abs(record["sent_bytes"] - record["expected_bytes"]) < 0.05 * record["expected_bytes"] + AROUND * 2
@@ -163,8 +163,8 @@ def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
     assert None is errors["local"]
 
 
-def test_blocks_of_a_launch_start_alike_and_launches_differ(trained: Any, first: Launch) -> None:
-    """Have the same first loss in every configuration of the same samples, and another one in another launch."""
+def test_blocks_of_a_launch_start_with_the_same_weights_and_data(trained: Any, first: Launch) -> None:
+    """Get the same first loss within a launch, and another one in another launch."""
     fp32 = [name for name, each in CASES.items() if each.workload == "tiny" and each.precision == "fp32"]
     alike = [name for name in fp32 if name not in {*REFUSED, "local", "accumulation"}]
     starts = {first.records[name]["losses"][0] for name in alike}
@@ -181,8 +181,8 @@ def test_exact_configurations_learn_the_same(first: Launch) -> None:
         assert first.records["plain"]["losses"] == pytest.approx(first.records[name]["losses"], rel=1e-5)
 
 
-def test_buckets_are_those_of_ddp_and_of_its_rule(first: Launch) -> None:
-    """Find the sizes that the rule predicts, and times for each; hook none is watched in further steps."""
+def test_buckets_match_the_rule_of_ddp(first: Launch) -> None:
+    """Get the predicted sizes and a time for each bucket; watch hook none in further steps."""
     spec = f"{HERE / 'ranks' / 'train_workloads.py'}:tiny"
     facts = inspect_workload(load_workload(spec, seed=0, rank=0, world_size=1))
     numels = [parameter.numel for parameter in facts.parameters]
@@ -214,8 +214,8 @@ def test_accumulation_takes_several_batches(first: Launch) -> None:
     assert plain["losses"][0] != record["losses"][0]
 
 
-def test_mixed_precision_counts_what_the_scaler_skips(first: Launch) -> None:
-    """Skip the one step that one rank overflows in, on all ranks, and learn on; skip none without overflow."""
+def test_mixed_precision_counts_skipped_steps(first: Launch) -> None:
+    """Skip the step in which one rank overflows, on all ranks; skip none without overflow."""
     for name in ("overflow", "overflow topk"):
         record = first.records[name]
         assert 1 == record["skipped_steps"]
@@ -254,8 +254,8 @@ def test_a_metric_is_taken_along_the_way(first: Launch) -> None:
         ("static and accumulation", "unsupported", "static graph accumulates"),
     ],
 )
-def test_what_fails_on_all_ranks_alike_costs_its_row_only(first: Launch, name: str, status: str, words: str) -> None:
-    """Say why in its record; everything else is trained, as other tests see."""
+def test_a_failure_on_all_ranks_fails_only_its_case(first: Launch, name: str, status: str, words: str) -> None:
+    """Write the reason into its record, and train the other cases."""
     record = first.records[name]
     assert status == record["status"]
     assert words in record["reason"]
@@ -347,8 +347,8 @@ def test_steps_in_which_ddp_waits_for_a_gpu_are_not_timed(trained: Any, name: st
 
 
 @pytest.mark.parametrize("name", [name for name in ON_STAND_IN if name not in {"broken", "local"}])
-def test_a_gpu_learns_what_a_host_does(first: Launch, on_stand_in: Launch, name: str) -> None:
-    """Have the losses, the buckets and the gradient's error of the same launch on the host."""
+def test_losses_on_a_gpu_match_those_on_a_host(first: Launch, on_stand_in: Launch, name: str) -> None:
+    """Get the losses, buckets and gradient error of the same launch on the host."""
     host, device = first.records[name], on_stand_in.records[name]
     assert ("ok", True) == (device["status"], device["ranks_agree"])
     assert host["losses"] == pytest.approx(device["losses"], rel=1e-6)
@@ -360,8 +360,8 @@ def test_a_gpu_learns_what_a_host_does(first: Launch, on_stand_in: Launch, name:
 
 
 @pytest.mark.parametrize("name", [name for name in ON_STAND_IN if name != "broken"])
-def test_records_of_a_gpu_say_so(on_stand_in: Launch, name: str) -> None:
-    """Name the GPU and its memory, time every part, and count no bytes, which may go by NVLink."""
+def test_records_of_a_gpu_name_it(on_stand_in: Launch, name: str) -> None:
+    """Name the GPU and its memory, time every part, and count no bytes."""
     record = on_stand_in.records[name]
     assert ("Simulated GPU 0", 123_000_000, None) == (
         record["device"],

@@ -59,8 +59,8 @@ def test_what_is_missing_is_one_sentence(
 
 
 @pytest.mark.usefixtures("with_nccl")
-def test_gpus_are_told_apart_by_where_they_are() -> None:
-    """Find as many as torch does, each by its PCI address; with an older torch by UUID, or by number."""
+def test_gpus_are_identified_by_pci_address() -> None:
+    """Use the UUID or the number with an older torch."""
     cuda = SimulatedCuda(2, buses=[0x17, 0xC1])
     assert ["0000:17:00.0", "0000:c1:00.0"] == gpus_to_train_on(cuda)
     for known, expected in (({"uuid": "GPU-7", "pci_bus_id": 0x17}, ["GPU-7"] * 2), ({}, ["0", "1"])):

@@ -209,10 +209,10 @@ def test_workload_needs_no_torch() -> None:
     assert 0 == subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
 
 
-def test_what_fails_on_a_gpu_says_where_it_was(
+def test_an_error_on_a_gpu_names_the_device(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Point to CPUs a person whose workload makes tensors where the model is not; on CPUs say nothing of that."""
+    """Suggest CPUs for a workload that makes tensors on another device; on CPUs do not."""
     monkeypatch.setattr("commbench.ddp.devices.gpus_to_train_on", lambda: ["one"])
     monkeypatch.setattr("commbench.ddp.devices.Gpu", lambda _: StandIn())
     own = tmp_path / "own.py"

@@ -57,15 +57,15 @@ def columns(model: dict[str, Any]) -> tuple[list[int], list[int], list[str]]:
 
 
 @pytest.mark.parametrize(("name", "cap"), [(name, cap) for name, caps in ASKED.items() for cap in caps])
-def test_rebuilt_buckets_are_those_of_ddp(seen: dict[str, Any], name: str, cap: str) -> None:
+def test_rebuilt_buckets_match_ddp(seen: dict[str, Any], name: str, cap: str) -> None:
     """Put the same parameters into the same buckets as DDP, in the order of sending."""
     check_rebuilt(seen[name], cap)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
-def test_rebuilt_buckets_of_large_traces_are_those_of_ddp(forked_python: str, tmp_path: Path, name: str) -> None:
-    """Do so for models of up to half a gigabyte."""
+def test_rebuilt_buckets_of_large_traces_match_ddp(forked_python: str, tmp_path: Path, name: str) -> None:
+    """Compare for models of up to half a gigabyte."""
     model = look(forked_python, {name: LARGE[name]}, tmp_path / "store")[name]
     for cap in LARGE[name]:
         check_rebuilt(model, cap)

@@ -163,8 +163,8 @@ def test_blocks_are_put_together() -> None:
     assert (in_order[2] + in_order[3]) / 2 == record.buckets[0].comm_ms
 
 
-def test_losses_and_metrics_are_those_of_the_first_block() -> None:
-    """Give the mean loss over ranks; nothing of the metric where it was not taken."""
+def test_losses_and_metrics_come_from_the_first_block() -> None:
+    """Return the mean loss over ranks, and no metric if it was not evaluated."""
     first = [make_samples(TIMES_0, losses=[4.0, 2.0], metrics=[(1, 0.5)]), make_samples(TIMES_0, losses=[2.0, 1.0])]
     later = [make_samples(TIMES_0, losses=[9.0, 9.0]) for _ in range(2)]
     record = merged([first, later])
@@ -183,8 +183,8 @@ def test_what_was_sent_is_the_mean_over_ranks_and_blocks() -> None:
     assert merged([[make_samples(TIMES_0)]]).sent_bytes is None
 
 
-def test_one_disagreement_in_any_block_is_told() -> None:
-    """Compare digests within each block, not across blocks, which end with different weights."""
+def test_a_disagreement_in_any_block_is_recorded() -> None:
+    """Compare checksums within each block, as blocks end with different weights."""
     same = [[make_samples(TIMES_0, digest=1) for _ in range(2)], [make_samples(TIMES_0, digest=2) for _ in range(2)]]
     assert merged(same).ranks_agree is True
     same[0][1].digest = 3

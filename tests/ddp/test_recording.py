@@ -369,7 +369,7 @@ def test_unsuitable_arguments_are_refused_at_once(
         commbench.record_gradients(model(), **arguments)
 
 
-def test_watch_survives_what_it_was_not_told() -> None:
+def test_backward_passes_of_other_graphs_are_ignored() -> None:
     """Ignore backward passes of graphs from before and after the block."""
     model = make_model()
     before = loss_of(model(data(0)))

@@ -76,8 +76,8 @@ def test_bad_hooks_are_refused(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     "text", [*(hook for hook in HOOKS if hook not in {"topk", "randomk", "powersgd"}), "topk:0.01", "powersgd:2"]
 )
-def test_hook_name_is_what_was_typed(text: str) -> None:
-    """Name a hook as the command line takes it."""
+def test_hook_names_match_the_command_line(text: str) -> None:
+    """Return the hook's name as ``--hook`` takes it."""
     assert text == case(**parse_hook(text)).hook_name
 
 
@@ -147,8 +147,8 @@ def test_bucket_sizes_are_read_back(caps: list[float]) -> None:
 # --------------------------------------------------------------------------------------------------------- the case
 
 
-def test_case_without_ddp_keeps_what_it_needs() -> None:
-    """Compare a configuration with a step of the same model, batch, precision and accumulation, and the same phase."""
+def test_the_case_without_ddp_keeps_model_batch_precision_and_phase() -> None:
+    """Keep accumulation as well, and reset the settings of DDP."""
     ours = case(hook="topk", density=0.1, bucket_cap_mb="5", bucket_view=True, precision="amp-bf16", accumulation=2)
     assert case(hook="local", precision="amp-bf16", accumulation=2) == ours.local()
     assert ours.uses_ddp

@@ -14,7 +14,7 @@ def test_values_are_gathered_by_rank() -> None:
 
 
 def test_broadcast_delivers_rank_0s_value() -> None:
-    """Return rank 0's value on every rank."""
+    """Return rank 0's object or integer on every rank."""
     assert ["0"] * 3 == run_threads(3, lambda control: control.broadcast(str(control.rank)))
     assert [5] * 3 == run_threads(3, lambda control: control.broadcast_int(5 + control.rank))
 

@@ -208,7 +208,7 @@ def test_what_waits_on_the_host_is_timed_with_the_host() -> None:
 
 @pytest.mark.parametrize(("host_ns", "expected"), [(5000.0, OPERATION_NS), (70_000.0, 72_000)])
 def test_unsynchronised_times_sum_to_the_time_of_the_stream(host_ns: float, expected: int) -> None:
-    """Time each repetition from the end of the previous one."""
+    """Time each repetition from the end of the previous one, including waits for the host."""
     device = SimulatedDevice(host_ns=lambda _: host_ns)
     (seen,) = timed(device, [10], method="none")
     assert [host_ns + OPERATION_NS] + [expected] * 9 == lasting(seen)

@@ -104,7 +104,7 @@ def test_processors_that_cannot_be_read_are_missing(tmp_path: Path) -> None:
 
 
 def test_counters_without_permission_give_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name the missing permission."""
+    """Distinguish this common reason from others."""
     counter, read = make_zone(tmp_path, "intel-rapl:0", "package-0", 1), Path.read_text
 
     def refuse(path: Path, *arguments: Any, **options: Any) -> str:

@@ -97,7 +97,7 @@ def test_wrong_data_is_named_by_group() -> None:
 
 
 def test_later_launches_keep_the_settings_of_the_first() -> None:
-    """Keep warm-ups, batch and start method."""
+    """Keep warm-ups and batch of a case with groups."""
     records = FakeRun(script=SLOW, ranks=4, hosts="AABB").launches([fake_case(pattern="node")], 3)
     assert {fixed_settings_of(records[0])} == {fixed_settings_of(record) for record in records}
     assert [3, 3] == [row.launches for row in rows_of(records)]

@@ -139,7 +139,7 @@ def test_pairs_are_stored_by_column() -> None:
 
 
 def test_wrong_data_is_counted_by_pair() -> None:
-    """Count wrong elements of the pair that received them."""
+    """Count wrong elements at the receiver; the record has no times and names pairs."""
     record = matrix(ranks=4, script=replace(EXACT, wrong=lambda rank: 7 * (rank == 2)))
     assert ("wrong", 21, ()) == (record.status, record.wrong, tuple(record.times_us))
     assert {(0, 2): 7, (1, 2): 7, (3, 2): 7} == {(p.source, p.target): p.wrong for p in record.pairs if p.wrong}

@@ -57,7 +57,7 @@ def test_the_summary_has_means_medians_arrivals_and_the_slowest() -> None:
 
 
 def test_an_inaccurate_clock_gives_no_skew() -> None:
-    """Leave skew empty if the clock error is large."""
+    """Leave arrivals out if clocks agree too poorly."""
     assert set() == {"skew_us", "rank_arrival_us"} & collected(TWO, clock_error_ns=1000.0).summary(1).keys()
 
 

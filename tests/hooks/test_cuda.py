@@ -214,8 +214,8 @@ def test_nothing_is_lost_over_steps(cuda: Cuda, value_dtype: Any) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 @pytest.mark.parametrize("position", [0, 2500, N - 1])
 @pytest.mark.parametrize("value_dtype", VALUE_TYPES)
-def test_what_is_not_finite_is_told_to_all(cuda: Cuda, bad: float, position: int, value_dtype: Any) -> None:
-    """Keep the residual and send NaN, also where two finite numbers have an infinite sum; the next step is unharmed."""
+def test_values_that_are_not_finite_reach_all_ranks(cuda: Cuda, bad: float, position: int, value_dtype: Any) -> None:
+    """Keep the residual and send NaN, also if two finite numbers have an infinite sum."""
     gradient, residual = make("gauss", N), make("gauss", N, 1)
     broken, before = gradient.copy(), residual.copy()
     broken[position] = before[position] = bad

@@ -188,8 +188,8 @@ def test_selectors_agree(n: int, k: int, values: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_selectors_pass_on_what_is_not_finite(bad: float) -> None:
-    """Keep the residual and put NaN in the payload."""
+def test_selectors_forward_values_that_are_not_finite(bad: float) -> None:
+    """Send NaN and keep the residual."""
     for selector in (TorchSelector(3, "float32"), NativeSelector(10, 3, "float32")):
         gradient = torch.ones(10)
         gradient[4] = bad

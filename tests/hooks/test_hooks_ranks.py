@@ -160,8 +160,8 @@ def test_memory_layouts_and_options(checked: Any) -> None:
     assert {} == {name: error for name, error in checked["shapes_and_options"].items() if not error < 1e-5}
 
 
-def test_feedback_is_what_makes_one_percent_work(checked: Any) -> None:
-    """Learn as well as without compression at 1 % with error feedback, and measurably worse without it."""
+def test_one_percent_needs_feedback(checked: Any) -> None:
+    """Learn as well as without compression with error feedback, and measurably worse without it."""
     losses = checked["feedback"]
     assert losses["with"] < 1.05 * losses["dense"]
     assert losses["without"] > 1.3 * losses["with"]

@@ -212,8 +212,8 @@ def test_nothing_is_lost_over_steps(value_dtype: Any) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", [0, 5000, N - 1])
 @pytest.mark.parametrize("where", ["gradient", "residual"])
-def test_what_is_not_finite_is_told_to_all(where: str, position: int, bad: float) -> None:
-    """Leave both residuals alone and send NaN in valid slots, in either type of value."""
+def test_values_that_are_not_finite_reach_all_ranks(where: str, position: int, bad: float) -> None:
+    """Keep both residuals and send NaN in valid slots, in either type of value."""
     inputs: dict[str, Any] = {"gradient": make("gauss"), "residual": make("gauss", seed=1)}
     inputs[where][position] = bad
     before, other = inputs["residual"].copy(), np.full(N, 3, dtype=np.float32)

@@ -56,8 +56,8 @@ def test_marking_waits_for_nothing_and_reading_for_both_events() -> None:
     assert 0.002 == pytest.approx(elapsed_ms(first, third))
 
 
-def test_an_event_that_nobody_waited_for_tells_nothing() -> None:
-    """Let what stands for CUDA refuse, as CUDA does: else the test above would show nothing."""
+def test_the_substitute_of_cuda_refuses_events_that_were_not_awaited() -> None:
+    """Raise as CUDA does; otherwise the test above would show nothing."""
     clock = event_clock(0, SimulatedCuda())
     first, second = clock(), clock()
     first.synchronize()

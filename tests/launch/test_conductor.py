@@ -46,8 +46,8 @@ def test_a_run_measures_every_case_in_every_launch(tmp_path: Path) -> None:
     assert 5 == len((tmp_path / "collectives.csv").read_text().splitlines())
 
 
-def test_later_launches_keep_what_the_first_found_out(tmp_path: Path) -> None:
-    """Freeze warm-up and batch."""
+def test_later_launches_keep_the_settings_of_the_first(tmp_path: Path) -> None:
+    """Keep warm-ups and batch."""
     check = "assert plan.launch == 0 or all(p.fixed.warmups == 7 for p in plan.cases)\n"
     check += "assert plan.launch == 1 or not any(p.fixed for p in plan.cases)\n"
     assert 0 == run(tmp_path, check + ALL)[0]
@@ -279,8 +279,10 @@ def test_conditions_that_change_during_a_run_are_a_warning(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("selection", "sentences"), [("torch.topk", 1), pytest.param("cupy", 0, marks=pytest.mark.slow)]
 )
-def test_what_selects_is_kept_and_said_where_it_is_not_expected(tmp_path: Path, selection: str, sentences: int) -> None:
-    """Write down by what hooks select, and say once where that is not what they were made for."""
+def test_the_selection_in_use_is_recorded_and_a_slow_one_reported(
+    tmp_path: Path, selection: str, sentences: int
+) -> None:
+    """Record the selection of hooks, and report once if it is not the compiled one."""
     script = ALL.replace("session()", f"session(fast_selection='{selection}')")
     code, info, display = run(tmp_path, script, make_request(CASES, launches=2))
     assert (0, selection, sentences) == (code, info["fast_selection"], len(display.warnings))

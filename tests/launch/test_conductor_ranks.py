@@ -131,8 +131,8 @@ def test_real_ranks_measure(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
-def test_mpi_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Show what MPI_Init writes before it ends a rank; of two, mpirun would hang half the time."""
+def test_an_mpi_that_does_not_start_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show the text that MPI_Init writes before it ends a rank; with two ranks mpirun may hang."""
     monkeypatch.setenv("OMPI_MCA_pml", "nosuch")
     code, _, display = run(tmp_path, mpirun(), make_request(MANY[:1], ranks=1, launches=1))
     assert 3 == code

@@ -220,8 +220,10 @@ def test_a_host_whose_daemon_is_lost_is_named() -> None:
 
 
 @pytest.mark.parametrize(("before", "after", "hint"), [(3, 4, ", by the kernel for"), (3, 3, ", not for lack of")])
-def test_a_kill_for_lack_of_memory_is_told_from_another(tmp_path: Path, before: int, after: int, hint: str) -> None:
-    """Believe the kernel's counter on this host, and leave it open on others."""
+def test_a_kill_for_lack_of_memory_is_distinguished_from_others(
+    tmp_path: Path, before: int, after: int, hint: str
+) -> None:
+    """Use the kernel's counter on this host, and leave the cause open on others."""
     vmstat = tmp_path / "vmstat"
     vmstat.write_text(f"pgfault 7\noom_kill {before}\n")
     memory = MemoryKills(vmstat)

@@ -16,8 +16,8 @@ def stack(rank: int, *frames: str, thread: str = MAIN, inside: bool = True) -> S
     return Stack(rank=rank, host=f"n{rank}", thread=thread, stack=list(frames), inside=inside)
 
 
-def test_a_failed_rank_has_all_that_is_known() -> None:
-    """Name the rank, its process and the case, and what the others were waiting in, together where it is the same."""
+def test_a_failed_rank_has_all_evidence() -> None:
+    """Name the rank, its process and case, and group the other ranks by stack."""
     evidence = Evidence()
     for message in (stack(0, LOOP), stack(2, LOOP), stack(3, LOOP, inside=False), stack(3, "x.py:1 in y", thread="t")):
         evidence.add(message)

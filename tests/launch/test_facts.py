@@ -63,8 +63,8 @@ def test_a_session_states_hosts_once_and_every_rank() -> None:
     assert (True, None) == (session["shared_clock"], session["mpi_init_s"])
 
 
-def test_a_session_states_what_nccl_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name what was set after the variables were read, but not where the log goes; keep it for later launches."""
+def test_a_session_lists_the_settings_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """List variables set after the first reading, without those of the log; keep them for later launches."""
     for name, value in (("NCCL_NET", "Socket"), ("NCCL_ALGO", "ring"), ("NCCL_DEBUG_FILE", "a.log")):
         monkeypatch.setenv(name, value)
 
@@ -91,8 +91,8 @@ def session(
     }
 
 
-def test_run_json_takes_over_what_rows_need() -> None:
-    """Count ranks, hosts and ranks a host, and give the clock's resolution in microseconds."""
+def test_run_json_gets_the_facts_that_rows_need() -> None:
+    """Count ranks, hosts and ranks per host, and give the clock's resolution in microseconds."""
     fields = header_fields(session(), {})
     assert (3, 2, 2) == (fields["world_size"], fields["nodes"], fields["ranks_per_node"])
     assert pytest.approx(0.02) == fields["tick_us"]
@@ -106,8 +106,8 @@ def test_the_first_environment_stays_and_gains_a_library() -> None:
     assert "Open MPI" == fields["environment"]["mpi_library"]
 
 
-def test_what_selects_is_stated_where_it_is_known() -> None:
-    """Take over by what a hook selects, and remark upon what is not its own kernels."""
+def test_the_selection_in_use_is_stated_if_known() -> None:
+    """Record the selection of a hook, and remark on one that is not compiled."""
     assert "fast_selection" not in header_fields({**session(), "fast_selection": None}, {})
     assert "cupy" == header_fields({**session(), "fast_selection": "cupy"}, {})["fast_selection"]
     assert ["", "", ""] == [remark(session() | {"fast_selection": name}) for name in (None, "cupy", "numba")]

@@ -39,8 +39,8 @@ def test_a_rank_knows_its_place(launcher: str, environ: dict[str, str]) -> None:
     assert Identity(role="rank", launcher=launcher, carries_mpi=carries_mpi, **place) == identify(environ)
 
 
-def test_srun_tells_mpi_of_its_ranks_through_pmi() -> None:
-    """Know MPI's ranks by what each kind of PMI sets, with the place on the host from Slurm itself."""
+def test_srun_ranks_are_seen_by_mpi_with_pmi_only() -> None:
+    """Recognise each kind of PMI by its variables; take the local rank from Slurm."""
     assert not identify(SLURM).carries_mpi
     assert identify({**SLURM, "PMIX_NAMESPACE": "slurm.pmix.7.0"}).carries_mpi
     assert identify({**SLURM, "I_MPI_PMI_LIBRARY": "/usr/lib/libpmi2.so"}).carries_mpi
@@ -71,8 +71,8 @@ def test_launchers_come_before_slurm() -> None:
 
 
 @pytest.mark.parametrize("outer", [OPENMPI, HYDRA, {**SLURM, "PMI_RANK": "1", "PMI_SIZE": "2"}])
-def test_torchrun_comes_before_what_has_started_it(outer: dict[str, str]) -> None:
-    """Believe torchrun inside mpirun or srun, whose variables all its ranks on a host share."""
+def test_torchrun_takes_precedence_over_its_launcher(outer: dict[str, str]) -> None:
+    """Use torchrun's variables inside mpirun or srun, whose variables its ranks share."""
     within = {**outer, "OMPI_COMM_WORLD_RANK": "0", "PMI_RANK": "0"}
     assert identify(TORCHRUN) == identify({**within, **TORCHRUN})
 

@@ -126,8 +126,8 @@ STEP = ["srun", "-n", "4", "--overlap", "--kill-on-bad-exit=1", "--input=0", "--
 
 
 @pytest.mark.usefixtures("_four_cpus")
-def test_the_fullest_host_is_known(tmp_path: Path) -> None:
-    """Fill hosts to their slots, more where ranks are more; count emulated hosts as one."""
+def test_the_most_ranks_on_a_host_are_computed(tmp_path: Path) -> None:
+    """Fill hosts to their slots, and count emulated hosts as one machine."""
     (tmp_path / "hosts").write_text("a slots=3\nb slots=1\n")
     mpirun = MpirunLauncher(hostfile=tmp_path / "hosts", environ={})
     assert [2, 3, 3, 4] == [mpirun.ranks_per_host(ranks) for ranks in (2, 4, 6, 8)]
@@ -205,8 +205,8 @@ def test_placements_that_make_no_sense_are_refused(make: Any) -> None:
 
 
 @pytest.mark.usefixtures("_four_cpus")
-def test_torchrun_refuses_what_it_cannot_do(tmp_path: Path) -> None:
-    """Bind no rank and reach no other host, but take ranks per node as a limit and options as they are."""
+def test_torchrun_refuses_binding_and_other_hosts(tmp_path: Path) -> None:
+    """Accept ranks per node as a limit, and pass options on."""
     with pytest.raises(InputError, match="torchrun binds no rank; use an MPI or srun"):
         TorchrunLauncher(bind_to="core")
     with pytest.raises(InputError, match="starts ranks on this host only"):
@@ -219,8 +219,8 @@ def test_torchrun_refuses_what_it_cannot_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [MpirunLauncher, MpiexecLauncher, SrunLauncher, TorchrunLauncher])
-def test_every_library_is_told_of_the_interface(make: Any) -> None:
-    """Set the variables of MPI, Gloo and NCCL, and none where nobody asks."""
+def test_the_interface_is_set_for_every_library(make: Any) -> None:
+    """Set the variables of MPI, Gloo and NCCL, and none without a request."""
     told = make(environ=JOB, interface="eth1").environment()
     names = ("OMPI_MCA_btl_tcp_if_include", "UCX_NET_DEVICES", "FI_TCP_IFACE", "GLOO_SOCKET_IFNAME")
     assert [*["eth1"] * 4, "=eth1"] == [told.get(name) for name in (*names, "NCCL_SOCKET_IFNAME")]
@@ -246,7 +246,7 @@ def test_an_interface_must_be_there() -> None:
 
 
 @pytest.mark.parametrize("make", [MpirunLauncher, MpiexecLauncher, SrunLauncher, TorchrunLauncher])
-def test_every_rank_gets_one_thread_unless_the_person_says_otherwise(make: Any) -> None:
+def test_every_rank_gets_one_thread_by_default(make: Any) -> None:
     """Set OMP_NUM_THREADS as torchrun does, for all launchers."""
     assert "1" == make(environ={}).environment()["OMP_NUM_THREADS"]
     assert "OMP_NUM_THREADS" not in make(environ={"OMP_NUM_THREADS": "3"}).environment()
@@ -368,8 +368,8 @@ def test_a_pbs_job_finds_its_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         choose(monkeypatch, mpirun=None, installed={"torch"}, environ=environ)
 
 
-def test_intel_is_told_from_mpich(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Know Intel MPI, which binds in another way, by its answer."""
+def test_intel_mpi_is_distinguished_from_mpich(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recognise Intel MPI, which has other binding options."""
     launcher = choose(monkeypatch, mpirun="intel", installed={"mpi4py"})
     assert isinstance(launcher, MpiexecLauncher)
     assert launcher.is_intel
@@ -429,10 +429,10 @@ def test_how_srun_speaks_to_mpi(
     ],
     ids=["knows Slurm", "knows ssh only", "does not tell"],
 )
-def test_an_open_mpi_without_slurm_is_told_the_nodes(
+def test_an_open_mpi_without_slurm_gets_the_nodes(
     monkeypatch: pytest.MonkeyPatch, told: str, expected: tuple[Any, ...]
 ) -> None:
-    """Name the nodes of the job to an mpirun that cannot find them, and to no other."""
+    """Pass the nodes of the job to an mpirun that cannot find them."""
     monkeypatch.setattr(slurm, "_output_of", lambda command: "n0\nn1\n" if command[0] == "scontrol" else told)
     assert expected == slurm.nodes_to_name("/x/mpirun", JOB)
     assert () == slurm.nodes_to_name("/x/mpirun", {**JOB, "SLURM_TASKS_PER_NODE": "4"})

@@ -156,8 +156,8 @@ def training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("training")
-def test_a_rank_trains_what_is_to_be_trained() -> None:
-    """Tell every block that begins and every record; count blocks up on every rank, to tell who is behind."""
+def test_a_rank_trains_the_planned_cases() -> None:
+    """Report every block and every record, and count blocks on every rank."""
     events, hearts = launch(TRAINING)
     expected: list[Any] = [("session", 2)]
     expected += [("case", index) for index in (1, 0, 1, 0)]
@@ -167,8 +167,8 @@ def test_a_rank_trains_what_is_to_be_trained() -> None:
 
 
 @pytest.mark.usefixtures("training")
-def test_training_on_gpus_states_what_carries_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open Gloo for all that is no part of it, no NCCL of our own, and state torch's, and that ranks share a GPU."""
+def test_training_on_gpus_states_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open Gloo for control, no NCCL of our own, and report torch's NCCL."""
     opened: list[str] = []
 
     def note(name: str, control: ThreadControl, launch: int) -> Any:
@@ -229,8 +229,8 @@ def test_a_backend_that_cannot_be_opened_is_bad_input(monkeypatch: pytest.Monkey
         launch(PLAN)
 
 
-def test_a_heartbeat_says_how_far_the_rank_is() -> None:
-    """Read the counters that a timed loop writes, from another thread."""
+def test_a_heartbeat_reports_progress() -> None:
+    """Read the counters of a timed loop from another thread."""
     heard: list[Heartbeat] = []
     enough = threading.Event()
 
@@ -308,8 +308,8 @@ def run(body: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_a_rank_leaves_with_its_status_and_what_it_wrote() -> None:
-    """Flush before leaving without Python's own way out."""
+def test_a_rank_flushes_its_output_and_exits_with_its_status() -> None:
+    """Flush before os._exit."""
     left = run("sys.stdout.write('all of it')", code=4)
     assert (4, "all of it", "") == (left.returncode, left.stdout, left.stderr)
 
@@ -320,8 +320,8 @@ def test_a_thread_that_still_runs_does_not_keep_a_rank() -> None:
     assert 0 == run(body).returncode
 
 
-def test_a_rank_that_raises_says_why_and_ends_with_failure() -> None:
-    """Say it to the conductor, then to people."""
+def test_a_rank_that_raises_reports_the_error_and_fails() -> None:
+    """Report it to the conductor, then on stderr."""
     left = run("raise ValueError('boom')")
     assert 1 == left.returncode
     assert '"message":"boom","error":"ValueError","is_bad_input":false' in left.stderr
@@ -365,8 +365,8 @@ def listen(body: str, options: str = "") -> tuple[int, list[Stack], str]:
     return left.returncode, stacks, "".join(foreign for foreign, _ in lines)
 
 
-def test_a_rank_tells_its_stacks_when_asked() -> None:
-    """Answer SIGUSR1 although the main thread is busy, by rank and thread, and go on."""
+def test_a_rank_reports_its_stacks_on_sigusr1() -> None:
+    """Report them by rank and thread although the main thread is busy."""
     body = "import threading, time\nother = threading.Event()\n"
     body += "threading.Thread(target=other.wait, name='flow', daemon=True).start()\n"
     body += "os.kill(os.getpid(), signal.SIGUSR1); time.sleep(2)"
@@ -378,8 +378,8 @@ def test_a_rank_tells_its_stacks_when_asked() -> None:
     assert "threading.py" in frames["flow"][0]
 
 
-def test_a_rank_that_is_ended_says_where_it_was() -> None:
-    """Tell the stack and die of SIGTERM itself, although the main thread is stuck in native code."""
+def test_a_terminated_rank_reports_its_stack() -> None:
+    """Report the stack and die of SIGTERM although the main thread is in native code."""
     body = "import threading\nos.kill(os.getpid(), signal.SIGTERM); threading.Lock().acquire(); "
     body += "lock = threading.Lock(); lock.acquire(); lock.acquire()"
     code, stacks, _ = listen(body)

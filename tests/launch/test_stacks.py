@@ -11,8 +11,8 @@ from commbench.launch.diagnosis import OtherRanks, describe_place, group_by_plac
 from commbench.launch.heartbeat import stack_in, stack_of_error, stacks_of_threads
 
 
-def test_every_other_thread_is_told() -> None:
-    """Name threads and their innermost frames, without the one that asks."""
+def test_every_other_thread_is_listed() -> None:
+    """Name threads and their innermost frames, except the calling thread."""
     leave = threading.Event()
     thread = threading.Thread(target=leave.wait, name="flow")
     thread.start()
@@ -82,7 +82,7 @@ def test_what_a_thread_describe_place(stack: Sequence[str], expected: str) -> No
     assert expected == describe_place(stack)
 
 
-def test_ranks_in_one_place_are_told_together() -> None:
+def test_ranks_in_the_same_place_are_grouped() -> None:
     """Group by place, the lowest rank first."""
     assert [OtherRanks(ranks=[0, 2], place="a"), OtherRanks(ranks=[1], place="b")] == group_by_place(
         {2: "a", 1: "b", 0: "a"}

@@ -385,8 +385,8 @@ CONDITIONS = {
 SESSION = SessionStarted(facts=CONDITIONS)
 
 
-def test_what_is_not_expected_of_a_session_is_said(tmp_path: Path) -> None:
-    """Warn once the conditions are known, and keep them."""
+def test_unexpected_conditions_of_a_session_give_a_warning(tmp_path: Path) -> None:
+    """Warn once the conditions are known, and record them."""
     display = Recorder()
     launch = make_launch(tmp_path, display)
     launch.on(SessionStarted(facts={**CONDITIONS, "fast_selection": "cupy"}))

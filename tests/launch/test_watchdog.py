@@ -160,8 +160,8 @@ def test_the_host_that_watches_may_be_the_one_cut_off() -> None:
     assert str(hang.reason).endswith("for 10 s; it may be n0 that has lost its network")
 
 
-def test_a_rank_never_heard_has_failed() -> None:
-    """Name a rank whose host has not come up."""
+def test_a_rank_without_any_heartbeat_has_failed() -> None:
+    """Name a rank whose host did not start."""
     hang = Play(2).go_on(30, silent=[1])
     state = "has not been heard of since the start"
     assert stuck(1, "rank 1", state) == hang
@@ -225,8 +225,8 @@ def test_no_rank_is_named_without_evidence(idle: list[int], polls: bool) -> None
     )
 
 
-def test_a_launch_that_is_never_heard_is_hung() -> None:
-    """Name no rank where none has come up."""
+def test_a_launch_without_any_heartbeat_is_hung() -> None:
+    """Name no rank if none has started."""
     hang = Play(2).go_on(30, silent=[0, 1])
     assert hang is not None
     assert hang.rank is None
@@ -243,8 +243,8 @@ def test_time_in_which_the_conductor_was_stopped_does_not_count() -> None:
     assert play.go_on(3) is not None
 
 
-def test_processes_are_known_by_rank() -> None:
-    """Remember the process of every rank that was heard."""
+def test_processes_are_stored_by_rank() -> None:
+    """Store the process of every rank with a heartbeat."""
     play = Play(2)
     play.go_on(1)
     assert {0: 100, 1: 101} == play.watchdog.pids

@@ -106,8 +106,8 @@ def test_wrong_pair_has_no_bandwidth() -> None:
     assert {"ok"} == {row.status for pair, row in rows.items() if pair != (1, 2)}
 
 
-def test_unverified_pairs_say_so() -> None:
-    """Leave the count empty where nothing could be verified."""
+def test_unverified_pairs_have_no_count_of_wrong_elements() -> None:
+    """Leave the cell empty."""
     records = make_matrix(3)
     records = [replace(r, pairs=[replace(pair, wrong=None) for pair in r.pairs]) for r in records]
     row = rows_of(records, 3)[0, 1]

@@ -161,8 +161,8 @@ def test_the_lowest_launch_that_measured_a_case_fixes_it() -> None:
     assert expected == fixed_settings(records)
 
 
-def test_a_planned_launch_has_the_slice_and_what_is_frozen() -> None:
-    """Put together what ranks need to know."""
+def test_a_planned_launch_has_the_time_slice_and_fixed_settings() -> None:
+    """Combine all that ranks need."""
     request = make_request(CASES[:2], case_timeout_s=9)
     records = [make_record(CASES[0], launch=0, warmups=4, batch=2)]
     plan = plan_launch(request, records, 1, slice_s=0.01, deadline_s=3.0)
@@ -240,8 +240,8 @@ def test_a_run_that_is_planned_as_a_whole_has_one_stage() -> None:
     assert request == stage([]) == stage([make_record()])
 
 
-def test_what_another_run_has_fixed_goes_before_what_this_one_found() -> None:
-    """Batch and warm up as the run does that this one is to be compared with."""
+def test_settings_fixed_by_another_run_take_precedence() -> None:
+    """Use the batch and warm-ups of the run to compare with."""
     case = make_case()
     request = RunRequest(
         cases=[case], ranks=2, seed=1, budget=BUDGETS["quick"], fixed={case.key: FixedSettings(warmups=9, batch=4)}

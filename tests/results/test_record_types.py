@@ -51,7 +51,7 @@ def test_an_unknown_kind_is_refused(kind: object) -> None:
         read_record({**make_record().to_json(), "kind": kind})
 
 
-def test_records_are_told_apart() -> None:
+def test_records_are_read_by_kind() -> None:
     """Keep the order within a kind."""
     records = [make_record(), TrainingRecord(case=CASES[1], launch=0), make_record(launch=1)]  # type: ignore[arg-type]
     assert (tuple(records[::2]), (records[1],)) == (collective_records(records), training_records(records))

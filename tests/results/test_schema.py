@@ -148,8 +148,8 @@ def test_any_json_is_taken_or_refused(field: str, value: object) -> None:
     assert text
 
 
-def test_records_of_later_versions_keep_what_is_known() -> None:
-    """Ignore fields that this version does not know, in a record and within its case."""
+def test_unknown_fields_of_later_versions_are_ignored() -> None:
+    """Ignore them in a record and within its case."""
     (record,) = make_launches([10.0])
     data = json.loads(json.dumps(record.to_json()))
     data["case"]["later"] = data["later"] = 1

@@ -58,8 +58,8 @@ def test_what_launches_take_is_learned() -> None:
     assert pytest.approx(3.0) == plan.eta_s(102, slices=20, launches=1)
 
 
-def test_a_launch_that_would_not_fit_is_seen() -> None:
-    """Compare what is left with a start and the shortest slices."""
+def test_a_launch_beyond_the_limit_does_not_fit() -> None:
+    """Compare the remaining time with a start and the shortest slices."""
     plan = make_plan(10.0 + LEAVING_S)
     needed = STARTUP_S + 5 * (SHORTEST_SLICE_S + OTHER_S)
     assert plan.fits(110 - needed - 0.01, slices=5)
@@ -95,8 +95,8 @@ def test_the_rest_never_exceeds_the_limit() -> None:
     assert 5.0 == make_plan(10.0 + LEAVING_S).eta_s(105, slices=10_000, launches=5)
 
 
-def test_a_matrix_counts_as_what_it_takes() -> None:
-    """Count the turns of a matrix, in slices, and any other case as one."""
+def test_a_matrix_counts_as_several_time_slices() -> None:
+    """Count the turns of a matrix, and any other case as one slice."""
     assert 1.0 == time_slices(make_case(operation="all_reduce"), 1000)
     matrix = make_case(operation="bandwidth", pattern="matrix")
     assert 6 * MOST_SHARE == time_slices(matrix, 4)  # 3 rounds in both directions

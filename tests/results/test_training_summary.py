@@ -66,8 +66,8 @@ def test_confirming_launches_make_no_row() -> None:
     assert 20 == pytest.approx(rows["none default"].step_ms)
 
 
-def test_row_says_what_was_asked_for_and_where() -> None:
-    """Carry the configuration and the run's facts."""
+def test_a_row_has_the_requested_configuration_and_the_hosts() -> None:
+    """Fill the columns of the configuration and of the run."""
     case = make_training_case("topk:0.01:values=float16", "1+5", precision="amp-bf16", accumulation=2, bucket_view=True)
     (row,) = training_rows([make_training_record(case)], make_training_info(ranks_per_gpu=1))
     assert ("mine", "mlp", "gloo", "cpu") == (row.run_id, row.workload, row.backend, row.device)
@@ -233,8 +233,8 @@ def test_same_layout_as_the_baseline_is_the_same() -> None:
     assert ("same", 1.0) == (rows["none 25"].verdict, rows["none 25"].speedup)
 
 
-def test_same_layout_of_nothing_is_no_row() -> None:
-    """Wait for the one that is measured."""
+def test_an_unmeasured_layout_gives_no_row() -> None:
+    """Wait until the case with the same buckets is measured."""
     copy = make_training_case("fp16", "25")
     assert ["none default"] == list(rows_of(launches_of(20), **same_layout(copy, FP16)))
 

@@ -12,7 +12,7 @@ ENTRIES = [{"stage": "confirm", "status": "ok", "seconds": 10.0}, {"stage": "swe
 
 
 def test_steps_count_all_blocks() -> None:
-    """Count untimed steps as well."""
+    """Count early steps as well, and nothing without DDP."""
     record = make_training_record(block_steps=9, block_lengths=[6, 6, 6])
     assert 27 == steps_of(record)
     assert 27 == measured_steps([record, make_training_record(make_training_case("local"))])

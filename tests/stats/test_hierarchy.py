@@ -57,7 +57,7 @@ def misses(comparison: Comparison) -> bool:
 
 
 def test_runs_have_equal_weight() -> None:
-    """Weight each run equally for any number of launches."""
+    """Take the median of the runs' medians for any numbers of launches."""
     launches = np.asarray([1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 3.0])
     assert [5, 1, 1] == [len(run) for run in split_runs(launches, [5, 1, 1])]
     assert 2.0 == median_of_runs(split_runs(launches, [5, 1, 1]))
@@ -200,7 +200,7 @@ def test_what_two_runs_cannot_show_is_not_detectable() -> None:
 
 
 def test_more_launches_do_not_reduce_the_variance_between_runs() -> None:
-    """Report that no number of launches decides."""
+    """Call a case noisy if runs differ by more than its distance to the margin."""
     generator = np.random.default_rng(11)
     for between, forecast in ((0.05, "noisy"), (0.0, "settles")):
         *runs, b = equal_case(generator, 5, between=between, within=0.03)

@@ -25,7 +25,7 @@ from commbench.stats.intervals import detectable_effect, student_p, student_t
     ],
 )
 def test_quantiles_of_students_t_match_tables(freedom: int, level: float, expected: float) -> None:
-    """Compare with printed tables."""
+    """Match printed quantiles for odd and even degrees of freedom."""
     assert pytest.approx(expected, abs=6e-4) == student_t(level, freedom)
     assert pytest.approx(1 - level, rel=1e-3) == student_p(expected, freedom)
 

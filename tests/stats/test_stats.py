@@ -241,7 +241,7 @@ def test_is_steady_sees_drift(drift: float, expected: bool) -> None:
 
 
 def test_noise_counts_as_steady() -> None:
-    """Accept differences that the intervals explain."""
+    """Accept thirds whose intervals overlap, and samples that are too short."""
     rng = np.random.default_rng(4)
     noisy = [is_steady(rng.lognormal(0.0, 0.5, 30)) for _ in range(100)]
     assert sum(noisy) >= 95
@@ -407,7 +407,7 @@ def test_ratio_interval_refuses() -> None:
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("launches", [6, 10])
 def test_equal_runs_get_few_verdicts(launches: int, *, paired: bool) -> None:
-    """Limit false verdicts to the stated rate."""
+    """Call at most 5 % of the cases of A/A comparisons faster or slower, also with bimodal launches."""
     rng = np.random.default_rng(launches)
     shape = (6, repetitions(40), 2, launches)
     smooth = rng.lognormal(0.0, 0.04, shape)

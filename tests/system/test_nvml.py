@@ -13,8 +13,8 @@ def refuse(*_: object) -> None:
     raise RuntimeError("Not Supported")
 
 
-def test_without_the_library_or_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Find nothing where nvidia-ml-py is missing, and where it finds no driver."""
+def test_nvml_is_none_without_library_or_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return None in both cases."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert Nvml.start() is None
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(nvmlInit=refuse))

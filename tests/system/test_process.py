@@ -109,8 +109,8 @@ def test_where_the_system_does_not_tell_there_is_no_number(monkeypatch: pytest.M
     assert traffic.settled_sent_bytes() is None
 
 
-def test_an_old_kernel_that_tells_less_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not read a counter that is not there."""
+def test_an_old_kernel_gives_no_sent_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read no counter that is missing."""
     with connected() as (near, _):
         assert traffic._socket_bytes(near.fileno()) is not None
         monkeypatch.setattr(traffic, "_TCP_INFO_BYTES", 104)

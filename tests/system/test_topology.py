@@ -198,8 +198,8 @@ def test_without_any_help_there_is_no_nvlink(node: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "NVIDIA-SMI has failed because it could not talk to the driver.", "GPU0\tGPU1\n"])
-def test_what_is_no_matrix_is_none(text: str) -> None:
-    """Read nothing from an error message or from a header alone."""
+def test_other_output_is_no_matrix(text: str) -> None:
+    """Read nothing from an error message or a header alone."""
     assert ([], []) == parse_matrix(text)
 
 
@@ -285,20 +285,20 @@ def test_gpus_far_from_every_adapter_are_named(node: Path) -> None:
     ("cpus", "expected"),
     [([0, 1], ""), ([0, 4], "may run on NUMA nodes 0, 1"), ([5], "bound to NUMA node 1, mlx5_0 to node 0"), ([], "")],
 )
-def test_a_process_far_from_the_adapter_is_told(node: Path, cpus: list[int], expected: str) -> None:
-    """Tell a process that may move between nodes, or that is bound to another than the adapter's."""
+def test_a_process_far_from_the_adapter_is_reported(node: Path, cpus: list[int], expected: str) -> None:
+    """Report a process that may move between nodes or is bound to another node."""
     told = [remark for remark in topology_remarks(collect_topology(node), cpus) if "process" in remark]
     assert bool(expected) == bool(told)
     assert all(expected in remark for remark in told)
 
 
-def test_a_node_without_memory_is_told(node: Path) -> None:
-    """Say where memory is missing."""
+def test_a_node_without_memory_is_reported(node: Path) -> None:
+    """Name the node."""
     write(node / "sys/devices/system/node/node1/meminfo", "Node 1 MemTotal:       0 kB")
     assert any("NUMA node 1 has no memory" in remark for remark in topology_remarks(collect_topology(node)))
 
 
-def test_tables_show_what_lies_where(node: Path, nvml: Callable[..., None]) -> None:
+def test_tables_show_devices_by_node(node: Path, nvml: Callable[..., None]) -> None:
     """Print nodes with their devices and CPUs, interfaces, ports and the matrix."""
     nvml(FOUR_LINKS)
     lines = [line.split() for line in printed(collect_topology(node), (4, 5)).splitlines()]
@@ -342,8 +342,8 @@ def test_an_emulated_host_shows_its_link(monkeypatch: pytest.MonkeyPatch, forked
     assert ("eth0", "up", 200.0, True) == tuple(port[key] for key in ("name", "state", "speed_Mbps", "emulated"))
 
 
-def test_nvml_tells_of_each_gpu_s_links(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record PCIe and NVLink of each GPU, and which reads whose memory, past the oddities of the library."""
+def test_nvml_reports_the_links_of_each_gpu(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record PCIe, NVLink and peer access of each GPU."""
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS))
     found = collect_topology(node)
     ports = {"sm_clock_max_MHz": 1980, "pcie_generation": 1, "pcie_generation_max": 5}
@@ -355,24 +355,24 @@ def test_nvml_tells_of_each_gpu_s_links(node: Path, monkeypatch: pytest.MonkeyPa
     assert ["X", "ok", "topology not supported", "topology not supported"] == found["peer_access"][0]
 
 
-def test_without_nvml_nothing_is_known_of_links(node: Path) -> None:
-    """Leave empty what it alone tells."""
+def test_without_nvml_links_are_empty(node: Path) -> None:
+    """Leave out the facts that only NVML has."""
     found = collect_topology(node)
     unknown = ("sm_clock_max_MHz", "pcie_generation", "pcie_width", "nvlink_version")
     assert {None} == {gpu[name] for gpu in found["gpus"] for name in unknown}
     assert [] == found["peer_access"]
 
 
-def test_gpus_that_linux_does_not_show_are_those_of_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name GPUs, their addresses and the paths between them where /sys has no PCI devices, but for one that is lost."""
+def test_gpus_come_from_nvml_if_linux_shows_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name GPUs, addresses and paths if /sys has no PCI devices."""
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS, lost=GPUS[3:]))
     found = collect_topology(tmp_path)
     assert (GPUS[:3], {"NVIDIA H100"}) == ([g["pci"] for g in found["gpus"]], {g["name"] for g in found["gpus"]})
     assert [["X", "NV1", "SYS"], ["NV1", "X", "SYS"], ["SYS", "SYS", "X"]] == found["links"]["matrix"]
 
 
-def test_nvml_tells_the_paths_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say nothing of a pair of which it says nothing."""
+def test_nvml_reports_the_paths_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out pairs that NVML does not report."""
     assert {} == pci_links(GPUS)
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS[:3]))
     assert {(0, 1): "PIX", (1, 0): "PIX"} == {pair: link for pair, link in pci_links(GPUS[:3]).items() if 2 not in pair}

@@ -9,8 +9,8 @@ import pytest
 from commbench.system.software import collect_versions, git_commit
 
 
-def test_collect_versions_names_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name the packages that bear on a timing, spelt one way, the first on the path first, and survive a broken one."""
+def test_collect_versions_lists_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """List relevant packages with normalised names, the first on the path, and skip broken ones."""
 
     def distribution(name: str | None, version: str) -> SimpleNamespace:
         return SimpleNamespace(metadata={"Name": name}, version=version)
