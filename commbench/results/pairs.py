@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from commbench import stats
 from commbench.collectives.cases import Case
+from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.flags import join_flags
 from commbench.engine.records import SCHEMA, PairTable, Record, column
@@ -135,7 +136,7 @@ def matrices(records: Iterable[Record], info: RunInfo) -> list[Matrix]:
         records: of ``samples.jsonl``; of several for one case and launch the last counts.
         info: contents of ``run.json``; ``ranks`` names each rank's host.
     """
-    by_case = records_by_case(record for record in records if record.case.pattern == "matrix")
+    by_case = records_by_case(record for record in records if record.case.pattern == MATRIX)
     with_pairs = ([r for r in of_case if len(r.pairs) and r.status in {"ok", "wrong"}] for of_case in by_case.values())
     return sorted((_matrix(measured, info) for measured in with_pairs if measured), key=lambda m: _order(m.case))
 

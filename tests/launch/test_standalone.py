@@ -269,7 +269,7 @@ class Invocation:
 @pytest.fixture
 def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the signals of the test's process alone."""
-    monkeypatch.setattr("commbench.launch.standalone.SignalFeed", lambda _: None)
+    monkeypatch.setattr("commbench.launch.standalone.SignalFeed", lambda *_: None)
 
 
 @pytest.mark.usefixtures("no_signals")

@@ -13,6 +13,7 @@ from commbench.analysis.prediction.curves import Curve, fit_curve
 from commbench.collectives.algorithms import AUTO
 from commbench.collectives.backends import backend_of_any_tool
 from commbench.collectives.cases import Case
+from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Record
 from commbench.errors import InputError
@@ -252,7 +253,7 @@ def _unless(value: object, usual: set[Any], words: str) -> str:
 
 def _is_fittable(case: Case) -> bool:
     moves = case.dtype is not None and OPERATIONS[case.operation].moves_data
-    return moves and case.pattern != "matrix" and case.mode == "isolated"
+    return moves and case.pattern != MATRIX and case.mode == "isolated"
 
 
 def _key(record: Record) -> CurveKey:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from commbench import stats
 from commbench.collectives.cases import Case
+from commbench.collectives.composed import MATRIX
 from commbench.ddp.plan.cases import CONFIRM, hook_position
 from commbench.engine.flags import split_flags
 from commbench.engine.records import Row
@@ -105,7 +106,7 @@ def collective_spreads(run: Run, prefix: str) -> list[Spread]:
     records = keyed_records(run.records)
     cases = {record.case.key: record.case for record in run.records}
     rows = [(cases[key[0]], key, row) for key, row in run.keyed_rows.items()]
-    rows = [line for line in rows if line[0].pattern != "matrix"]  # its times pool all pairs
+    rows = [line for line in rows if line[0].pattern != MATRIX]  # its times pool all pairs
     backends = list(dict.fromkeys(case.backend for case, _, _ in rows))
     largest: dict[tuple[str, ...], int] = {}
     for case, _, row in rows:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from commbench.analysis.prediction.links import Link, limit_of
 from commbench.collectives.algorithms import AUTO
 from commbench.collectives.cases import Case
+from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
 from commbench.report.figures.axes import (
@@ -44,7 +45,7 @@ from commbench.results.tables import rows_by
 from commbench.units import counted, format_size, three_digits
 
 #: Patterns without a curve: a matrix has its own figure.
-_OTHERWISE = frozenset({"matrix"})
+_OTHERWISE = frozenset({MATRIX})
 #: Fields that distinguish series, in the words of `Case`, and their text.
 _SPOKEN: Mapping[str, Callable[[Any], str]] = {
     "run": lambda value: f"{value}:",
