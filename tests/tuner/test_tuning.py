@@ -309,8 +309,8 @@ def test_three_hooks_with_a_round_are_within_a_quarter(budget: str, caps: int) -
 def test_lists_join_where_torch_takes_them_and_no_sizes_are_named(caps: list[str], *, expected: bool) -> None:
     """Go by what was seen of the workload, which a resumed run keeps."""
     facts = dataclasses.replace(make_facts(), takes_lists=True)
-    assert expected == make_plan(facts, caps=caps)._chooser.lists
-    assert not make_plan(caps=caps)._chooser.lists
+    assert expected == make_plan(facts, caps=caps)._chooser.allows_lists
+    assert not make_plan(caps=caps)._chooser.allows_lists
 
 
 def test_named_bucket_sizes_with_equal_layouts_are_one() -> None:
