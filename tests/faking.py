@@ -38,7 +38,7 @@ class Coarse(GlobalClock):
 
     @property
     def is_shared(self) -> bool:
-        """They are several."""
+        """Return False: ranks read several clocks."""
         return False
 
     def is_stale(self) -> bool:

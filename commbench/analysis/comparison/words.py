@@ -178,7 +178,7 @@ def _on_inconclusive(table: ComparisonTable) -> list[str]:
         open_end = " or more" if any(effort.high is None for effort in settled) else ""
         lines.append(
             f"{counted(len(settled), 'inconclusive case')} would be settled by {number}{open_end} of each run (column "
-            "more), if they are what they look like: the commands that made the runs add them, with a larger "
+            "more), if the estimates hold: the commands that made the runs add them, with a larger "
             "--launches and the same --out."
         )
     if counts["near"]:
