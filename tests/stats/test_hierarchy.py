@@ -31,7 +31,7 @@ def equal_case(generator: np.random.Generator, count: int, *, between: float, wi
     return make_runs(generator, [LAUNCHES] * (count + 1), between=between, within=within)
 
 
-def humped_case(generator: np.random.Generator, count: int) -> list[Floats]:
+def bimodal_case(generator: np.random.Generator, count: int) -> list[Floats]:
     """The same where launches fall in two modes 40 % apart."""
     modes = np.where(generator.random((count + 1, LAUNCHES)) < 0.4, 1.4, 1.0)
     return list(modes * np.exp(0.005 * generator.standard_normal((count + 1, LAUNCHES))))
@@ -127,7 +127,7 @@ def test_equal_runs_are_rarely_called_different(count: int, between: float) -> N
 def test_equal_runs_of_two_modes_are_rarely_called_different(count: int) -> None:
     """The same where baselines may agree because most of their launches fell in one mode."""
     generator = np.random.default_rng((count, 2))
-    families = [[humped_case(generator, count) for _ in range(CASES)] for _ in range(repetitions(20))]
+    families = [[bimodal_case(generator, count) for _ in range(CASES)] for _ in range(repetitions(20))]
     assert 1 >= sum(count_different(compared(family)) > 0 for family in families)
 
 

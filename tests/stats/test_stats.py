@@ -411,10 +411,10 @@ def test_equal_runs_get_few_verdicts(launches: int, *, paired: bool) -> None:
     rng = np.random.default_rng(launches)
     shape = (6, repetitions(40), 2, launches)
     smooth = rng.lognormal(0.0, 0.04, shape)
-    humped = rng.lognormal(0.0, 0.005, shape) * np.where(rng.random(shape) < 0.4, 1.4, 1.0)
+    bimodal = rng.lognormal(0.0, 0.005, shape) * np.where(rng.random(shape) < 0.4, 1.4, 1.0)
     verdicts = [
         comparison.verdict
-        for run in (*(smooth[:3] if paired else smooth), *(humped[:3] if paired else humped))
+        for run in (*(smooth[:3] if paired else smooth), *(bimodal[:3] if paired else bimodal))
         for comparison in compare_family(family(run), paired=paired)
     ]
     assert sum(verdict in {Verdict.FASTER, Verdict.SLOWER} for verdict in verdicts) <= 0.05 * len(verdicts)
