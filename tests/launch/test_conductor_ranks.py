@@ -272,7 +272,9 @@ t.run(Path(sys.argv[1]), t.mpirun(), request, t.Recorder(ready, when=2))
 
 
 @pytest.mark.mpi
-def test_ranks_do_not_outlive_a_conductor_that_is_killed(tmp_path: Path, mark: str) -> None:
+def test_ranks_do_not_outlive_a_conductor_that_is_killed(
+    tmp_path: Path, mark: str, request: pytest.FixtureRequest
+) -> None:
     """End by themselves when the conductor has no chance to end them; the run resumes in spite of its lock."""
     script = CONDUCTOR.format(folders=[str(folder) for folder in Path(__file__).parents[:2]])
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE) as conductor:
@@ -281,4 +283,5 @@ def test_ranks_do_not_outlive_a_conductor_that_is_killed(tmp_path: Path, mark: s
         assert any("commbench.launch.rank" in command for command in find_marked(mark))
         conductor.kill()
     assert wait_until(lambda: not find_marked(mark))
+    request.getfixturevalue("forks")
     assert_resumes(tmp_path / "run", make_request(MANY))
