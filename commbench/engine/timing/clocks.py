@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.engine.control import Control, gather_everywhere
+from commbench.schema import Signed
 
 Times = NDArray[np.int64]
 
@@ -149,7 +150,7 @@ class ClockFacts(TypedDict):
     domains: int
     """Different clocks."""
     error_us: float
-    drift_ppm: float
+    drift_ppm: Signed
 
 
 class GlobalClock:
