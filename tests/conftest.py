@@ -150,14 +150,14 @@ def mpi_environment(mpirun: MpirunLauncher) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str], forked_python: str) -> RunRanks:
+def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRanks:
     """``run_ranks(n, script, *arguments, timeout=120)``: what rank 0 of ``ranks/script`` printed last, as JSON."""
 
     def run(ranks: int, script: str, *arguments: str, timeout: float = 120) -> Any:
         command = [
             *(mpirun.mpirun, "-n", str(ranks), "--oversubscribe", "--bind-to", "none"),
             *("--mca", "mpi_yield_when_idle", "1"),
-            *(forked_python, "-m", "mpi4py", str(RANKS / script), *arguments),
+            *(sys.executable, "-m", "mpi4py", str(RANKS / script), *arguments),
         ]
         try:
             done = subprocess.run(
