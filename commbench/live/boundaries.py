@@ -77,7 +77,7 @@ class Boundaries:
             handle.remove()
         _BackwardCalls.ignore(self._after_backward)
 
-    def _before_forward(self, module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    def _before_forward(self, module: nn.Module, inputs: tuple[object, ...], keywords: Mapping[str, object]) -> None:
         if not (module.training and torch.is_grad_enabled()):
             return
         if self._is_boundary():

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.control import gather_everywhere
+from commbench.hooks.base import StateDict
 from commbench.hooks.step_clock import elapsed_ms
 from commbench.live.boundaries import Boundaries, Step
 from commbench.live.conditions import gather_conditions
@@ -120,9 +121,9 @@ class LiveTuning:
         self.release("the script uses join(), and ranks that are out of data cannot take part", restores=True)
         return self._model.join_hook(**arguments)
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> StateDict:
         """Return what a copy or a pickle of the model holds: nothing of the tuning."""
-        state = {**DistributedDataParallel.__getstate__(self._model)}
+        state: StateDict = {**DistributedDataParallel.__getstate__(self._model)}
         hooks = self._boundaries.hooks if self._boundaries is not None else set()
         before = state["_forward_pre_hooks"]
         state["_forward_pre_hooks"] = type(before)((key, hook) for key, hook in before.items() if key not in hooks)

@@ -88,7 +88,7 @@ def own_hooks(ddp_model: DistributedDataParallel) -> tuple[tuple[Any, Any], ...]
     return tuple(getattr(ddp_model, "_comm_hooks", ()))
 
 
-def arguments_of(ddp_model: DistributedDataParallel) -> dict[str, Any]:
+def arguments_of(ddp_model: DistributedDataParallel) -> dict[str, object]:
     """Return keyword arguments, but for the bucket size, of another DDP object like this one around the same module."""
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     found = {name: getattr(ddp_model, name) for name in _SAME_NAME if name in known and hasattr(ddp_model, name)}
@@ -104,7 +104,7 @@ def cap_of(ddp_model: DistributedDataParallel) -> str:
     return canonical_cap("+".join(f"{cap / MIB:.9f}" for cap in caps or [ddp_model.bucket_bytes_cap]))
 
 
-def cap_arguments(bucket_cap_mb: str, *, is_trial: bool = False) -> dict[str, Any]:
+def cap_arguments(bucket_cap_mb: str, *, is_trial: bool = False) -> dict[str, object]:
     """Return DDP's arguments for a bucket size as ``ddp.csv`` writes it.
 
     Args:
