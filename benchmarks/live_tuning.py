@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commbench
 from commbench.ddp.plan.cases import TrainingCase
+from commbench.errors import InputError
 from commbench.live import director
 from commbench.results import load_run
 from commbench.results.trained import median
@@ -46,6 +47,7 @@ STEPS, BLOCK = 300, 10
 #: Twelve bucket sizes in MiB beyond the model's size: one bucket each.
 EQUAL = tuple(str(100 + number) for number in range(12))
 WITHIN, WHILE_MOST = 0.01, 1.05
+FACTS = "live_tuning.json"
 
 
 class Training:
@@ -154,33 +156,37 @@ def rank_main(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     directory = Path(arguments.out)
-    found = {
-        "after": measure_after(directory, arguments.pairs),
-        "while": measure_while(directory, max(2, arguments.pairs // 8)),
-        "equal": measure_equal(directory, arguments.runs),
+    found: dict[str, object] = {"environment": own_environment()}
+    measurements: dict[str, Callable[[], dict[str, object]]] = {
+        "after": lambda: measure_after(directory, arguments.pairs),
+        "while": lambda: measure_while(directory, max(2, arguments.pairs // 8)),
+        "equal": lambda: measure_equal(directory, arguments.runs),
     }
-    if dist.get_rank() == 0:
-        write_facts(directory / "live_tuning.json", "live_tuning", {**found, "environment": own_environment()})
+    for name, measure in measurements.items():
+        found[name] = measure()
+        if dist.get_rank() == 0:  # each answer is kept if a later one is interrupted
+            write_facts(arguments.facts, "live_tuning", found)
     dist.barrier()
     os._exit(0)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Start the ranks and judge what they found."""
+    if min(arguments.pairs, arguments.runs) < 1:
+        raise InputError("--pairs and --runs must be at least 1.")
     out = empty_out(arguments.out, "live-tuning")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
-        options = ["--out", scratch, "--pairs", str(arguments.pairs), "--runs", str(arguments.runs), "--rank"]
+        options = ["--out", scratch, "--pairs", str(arguments.pairs), "--runs", str(arguments.runs)]
+        options += ["--facts", str(out.absolute() / FACTS)]
         subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        text = (Path(scratch) / "live_tuning.json").read_text("utf-8")
-    (out / "live_tuning.json").write_text(text)
     return report(out)
 
 
 def report(out: Path) -> int:
     """Print each answer with its aim; return 0 if all aims are met."""
-    found = json.loads((out / "live_tuning.json").read_text("utf-8"))
+    found = json.loads((out / FACTS).read_text("utf-8"))
     after, during, equal = found["after"], found["while"], found["equal"]
     net = during["ratio"] - (during["cost_of_worse_settings"] or 0.0)
     changes = equal["verdicts"].count("change")
@@ -200,8 +206,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_out(parser, "live-tuning")
     parser.add_argument("--pairs", type=int, default=32, help="pairs of blocks in *after*, an eighth of it in *while*")
-    parser.add_argument("--runs", type=int, default=20, help="tunings of equal settings")
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--runs", type=int, default=20, help="tunings of equal settings, at least 1")
+    parser.add_argument("--facts", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     with contextlib.suppress(BrokenPipeError):
-        rank_main(given) if given.rank else end("live_tuning", lambda: main(given))
+        rank_main(given) if given.facts else end("live_tuning", lambda: main(given))

@@ -1,7 +1,7 @@
 """Tunes one DDP model while it trains: the same steps on every rank, decisions by rank 0.
 
 Ranks talk through a Gloo group of their own, at block ends only. A block end is the begin of an optimiser step, where
-no gradient is pending. There all ranks send the times of the block to rank 0, hear the next setting from it, prepare
+no gradient is pending. There all ranks send the times of the block to rank 0, receive the next setting, prepare
 the reducer of that setting, agree that every rank could, and exchange it. Whatever fails, the model trains on.
 """
 
@@ -205,10 +205,10 @@ class LiveTuning:
         )
 
     def _end_block(self, begun: Step) -> None:
-        """Send the block's times to rank 0, hear its instruction, and carry it out; all ranks take part."""
+        """Send the block's times to rank 0, receive its instruction, and carry it out; collective."""
         self._send_times(begun)
         self._steps = []
-        self._instruction, self._block_from = self._hear(begun), begun.index
+        self._instruction, self._block_from = self._receive(begun), begun.index
         is_trial = self._instruction.order is Order.BLOCK
         changed = self._change_to(self._settings[self._instruction.setting], is_trial=is_trial)
         if not is_trial:
@@ -226,7 +226,7 @@ class LiveTuning:
             buckets = _bucket_bytes(self._model)
             self._director.add_block(gathered.numpy(), losses, at=self._block_from, buckets=buckets)
 
-    def _hear(self, begun: Step) -> Instruction:
+    def _receive(self, begun: Step) -> Instruction:
         """Return the instruction of rank 0."""
         message = torch.zeros(3, dtype=torch.int64)
         if self._director is not None:

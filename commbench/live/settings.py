@@ -20,7 +20,7 @@ CAPS, CAPS_WITH_HOOK = 7, 4
 def settings_of(
     original: TrainingCase, model: nn.Module, options: LiveOptions, *, has_own_hook: bool
 ) -> list[TrainingCase]:
-    """Return the settings to try, the script's own first, no two with the same buckets.
+    """Return the settings to try, the script's own first; no two differ only in a size that makes the same buckets.
 
     A script with a communication hook of its own keeps it: then no other hook is tried. Nor is one tried with a
     GradScaler, whose scale a hook would have to know.

@@ -59,7 +59,7 @@ def why_untunable(ddp_model: DistributedDataParallel) -> str:
         "an optimiser steps inside its backward pass": any(hasattr(p, "_in_backward_optimizers") for p in parameters),
         "its parameters are DTensors": any(hasattr(p, "device_mesh") for p in parameters),
         "its own communication hook may keep a state for each bucket": not _has_safe_hook(ddp_model),
-        "its inputs are uneven, see join()": ddp_model._join_config.enable,  # noqa: SLF001 - the only way
+        "the script uses join() for uneven inputs": ddp_model._join_config.enable,  # noqa: SLF001 - the only way
     }
     return next((reason for reason, is_so in reasons.items() if is_so), "")
 
