@@ -35,6 +35,7 @@ from commbench.results.recommendation import (
     snippets,
 )
 from commbench.schema import JsonObject
+from commbench.system.software import git_commit
 from commbench.tuner.decision import recommend
 
 #: Name of the stage of every launch.
@@ -243,6 +244,7 @@ def _header(
         "argv": _argv(options),
         "seed": options.seed,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "git_commit": git_commit(Path(__file__).parent),
         "status": "running",
         "world_size": baseline.world_size,
         "plan": {

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from live_builders import OWN, STEPS_MS, make_blocks, make_live_run, make_options, open_run, simulate, with_cap
 
+import commbench
 from commbench.ddp.plan.cases import CONFIRM
 from commbench.errors import InputError, LaunchError
 from commbench.live.run import LiveRun, complete
 from commbench.results import Store, load_run
+from commbench.system.software import git_commit
 
 FRESH, FRESH_FIVE = (dataclasses.replace(case, phase=CONFIRM) for case in (OWN, with_cap("5")))
 #: Confirmed blocks in which 5 MiB buckets are a quarter faster.
@@ -61,6 +63,7 @@ def test_a_run_is_read_like_any_other(tmp_path: Path) -> None:
         run.info["plan"]
     )
     assert OWN.key == run.info["baseline"]
+    assert git_commit(Path(commbench.__file__).parent) == run.info["git_commit"]
     first, *others = run.training_rows
     assert ("default", 1.0) == (first.bucket_cap_mb, first.speedup)
     assert STEPS_MS.keys() - {"default"} == {row.bucket_cap_mb for row in others}
