@@ -11,9 +11,8 @@ import numpy as np
 from builders import KIB, MIB, make_case, make_info, make_record
 from training_builders import make_bucket, make_training_case, make_training_record
 
-from commbench.analysis.prediction.closed_forms import ALGORITHMS, Form, Hop
+from commbench.analysis.prediction.closed_forms import ALGORITHMS, Form, Hop, MeasuredCurve
 from commbench.analysis.prediction.curves import fit_curve
-from commbench.analysis.prediction.hops import MeasuredCurve
 from commbench.analysis.prediction.larger import GrowingNetwork, MeasuredRun
 from commbench.analysis.prediction.links import Link
 from commbench.analysis.prediction.network import NetworkModel

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from training_builders import make_bucket, make_training_case, make_training_record
 
-from commbench.analysis.prediction.messages import HookCost
-from commbench.analysis.prediction.steps import StepModel
+from commbench.analysis.prediction.steps import HookCost, StepModel
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts

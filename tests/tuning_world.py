@@ -10,8 +10,7 @@ from typing import Any
 from builders import make_record
 from training_builders import make_training_record
 
-from commbench.analysis.prediction.messages import HookCost
-from commbench.analysis.prediction.steps import StepModel
+from commbench.analysis.prediction.steps import HookCost, StepModel
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import CALIBRATE, SWEEP, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from commbench import stats
 from commbench.collectives.cases import Case
@@ -18,8 +17,7 @@ from commbench.collectives.patterns import pattern_order
 from commbench.engine.records import Record, Row
 from commbench.results.info import RunInfo, measures_interconnect
 from commbench.results.summary import RowKey, keyed_records, keyed_rows
-
-Floats = NDArray[np.float64]
+from commbench.stats import Floats
 
 #: Sizes that differ by less count as equal: a rank's share is rounded up to one element.
 SAME_SIZE = 0.01

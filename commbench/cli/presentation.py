@@ -17,9 +17,8 @@ from commbench.errors import check_choice
 from commbench.report.advice import advise_run
 from commbench.report.matrix import conclude, render_matrices
 from commbench.report.model import conclude_model
-from commbench.report.scaling import render_growths
 from commbench.report.state import origins, result_files, time_spent, undecided, unfinished
-from commbench.report.table import render_overheads, render_overlap, render_table, warnings_for
+from commbench.report.table import render_growths, render_overheads, render_overlap, render_table, warnings_for
 from commbench.report.text_formats import STYLES, render
 from commbench.report.training import render_cost, render_predictions, render_recommendation, render_training
 from commbench.results import Run

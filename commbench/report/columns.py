@@ -16,6 +16,7 @@ from rich.text import Text
 from commbench.engine.flags import FLAGS, split_flags
 from commbench.report.formats import between, digits, grouped
 from commbench.results import Run
+from commbench.results.summary import HasStatus
 from commbench.units import format_size
 
 Tone = Literal["", "good", "warning", "bad", "quiet", "strong"]
@@ -35,24 +36,12 @@ _UNLIMITED = 10_000
 R = TypeVar("R")
 
 
-class Flagged(Protocol):
+class Flagged(HasStatus, Protocol):
     """A row of any table, with its flags."""
 
     @property
     def flags(self) -> str:
         """Names of its flags, separated by ``;``."""
-
-    @property
-    def status(self) -> str:
-        """``ok`` or another status."""
-
-    @property
-    def reason(self) -> str:
-        """One sentence if the status is not ok."""
-
-    @property
-    def reason_code(self) -> str:
-        """The code of the reason; empty in older files."""
 
 
 class Cell(NamedTuple):

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from commbench.analysis.stragglers.findings import Family, Findings, Straggler
+from commbench.analysis.stragglers.judging import Family, Findings, Straggler
 from commbench.analysis.stragglers.matrix import Links, numbered_hosts
 from commbench.collectives.operations import OPERATIONS
 from commbench.report.columns import Cell, plain_table, printed

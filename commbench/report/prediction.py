@@ -9,9 +9,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from commbench.analysis.prediction.breakeven import DENSEST
+from commbench.analysis.prediction.closed_forms import FittedHop
 from commbench.analysis.prediction.curves import ASSUMED_ERROR
 from commbench.analysis.prediction.forecast import AnyForecast, BreakEvenForecast, CollectiveForecast, StepForecast
-from commbench.analysis.prediction.hops import FittedHop
 from commbench.analysis.prediction.larger import GrowingNetwork
 from commbench.report.columns import Cell, Column, Tone, number, plain_table, printed, tabulate
 from commbench.report.formats import microseconds, percent, short, time_with_interval

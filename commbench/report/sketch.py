@@ -11,8 +11,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from commbench.ddp.plan.cases import DEFAULT_CAP
-from commbench.report.figures.axes import LEAST_RATIO, MOST_SERIES
 from commbench.report.figures.buckets import Line, lines_of
+from commbench.report.figures.drawing import LEAST_RATIO, MOST_SERIES
 from commbench.report.figures.sizes import RATE, Curve, Family, broken, families, not_drawn, panels_of
 from commbench.report.figures.words import Group, groups, left_out, listed, sentences
 from commbench.results import Run

@@ -1,6 +1,9 @@
-"""Tables of results for a terminal or a log, and the warnings below them."""
+"""Tables of results and of scaling studies for a terminal or a log, and the warnings below them."""
+
+from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,13 +12,25 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from commbench.analysis.scaling import Growth, order_of
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import FLAGS, split_flags
 from commbench.engine.records import OverlapRow, Row
 from commbench.errors import shared_cause
-from commbench.report.columns import Cell, Column, Flagged, Table, number, printed, size_column, tabulate, tone_of
-from commbench.report.formats import launches_of, microseconds, percent, short, time_with_interval
+from commbench.report.columns import (
+    Cell,
+    Column,
+    Flagged,
+    Table,
+    number,
+    plain_table,
+    printed,
+    size_column,
+    tabulate,
+    tone_of,
+)
+from commbench.report.formats import launches_of, microseconds, percent, short, time_with_interval, with_interval
 from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
 from commbench.results.info import RunInfo, measures_interconnect
 from commbench.results.overhead import Overhead
@@ -360,3 +375,32 @@ def _more_launches(info: RunInfo) -> str:
         return f"--budget {budget} is in use already, so add launches"
     following = names[names.index(budget) + 1] if budget in names else names[-1]
     return f"try --budget {following} with a new --out"
+
+
+def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
+    """The table of a scaling study; empty for other runs."""
+    if not growths:
+        return []
+    ranks = sorted({number for growth in growths for number in growth.rows})
+    headings = ("backend", "operation", "size", *(f"n = {n}" for n in ranks), "growth [95 % CI]", "grows with")
+    lines = [
+        (
+            growth.case.backend,
+            f"{growth.case.operation}{'' if growth.case.pattern == 'flat' else f' {growth.case.pattern}'}",
+            format_size(growth.case.message_bytes) if growth.case.dtype else "-",
+            *(microseconds(growth.rows[n].time_us) if n in growth.rows else "-" for n in ranks),
+            growth_text(growth),
+            growth.law or "-",
+        )
+        for growth in sorted(growths, key=order_of)
+    ]
+    table = printed(plain_table(headings, lines, words=2))
+    table.columns[-1].justify = "left"
+    title = "Scaling: time on the first n ranks; the last column is time on the most ranks over time on the fewest"
+    return [Text(f"\n{title}", style="bold"), table]
+
+
+def growth_text(growth: Growth) -> str:
+    """The growth with its interval: ``1.84 [1.80, 1.88]``."""
+    low, high = (growth.interval.low, growth.interval.high) if growth.interval else (None, None)
+    return with_interval(growth.ratio, low, high, 2, most=math.inf)

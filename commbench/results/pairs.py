@@ -20,12 +20,12 @@ from commbench.errors import Reason
 from commbench.results.info import RunInfo
 from commbench.results.summary import MANY_LAUNCHES, condition_flags, joined_texts, records_by_case
 from commbench.results.tables import column_dtypes, table_of
+from commbench.stats import Floats
 from commbench.units import algbw_GBps
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 #: Flags of a launch that also hold for each of its pairs; others are about the times of all pairs together.

@@ -55,16 +55,8 @@ class _Keyed(Protocol):
         """Return what identifies it within a run."""
 
 
-class Launched(Protocol):
-    """The record of a collective or a training case in one launch."""
-
-    @property
-    def case(self) -> _Keyed:
-        """Return what was measured."""
-
-    @property
-    def launch(self) -> int:
-        """Return its launch."""
+class HasStatus(Protocol):
+    """A record or a row with its status and the reason for it."""
 
     @property
     def status(self) -> str:
@@ -76,7 +68,19 @@ class Launched(Protocol):
 
     @property
     def reason_code(self) -> str:
-        """The code of the reason; empty in older files."""
+        """Return the code of the reason; empty in older files."""
+
+
+class Launched(HasStatus, Protocol):
+    """The record of a collective or a training case in one launch."""
+
+    @property
+    def case(self) -> _Keyed:
+        """Return what was measured."""
+
+    @property
+    def launch(self) -> int:
+        """Return its launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +92,7 @@ class Outcome:
     reason_code: str = ""
 
     @classmethod
-    def of(cls, record: Launched) -> "Outcome":
+    def of(cls, record: HasStatus) -> "Outcome":
         """Return the outcome of a case that ended as one of its records did."""
         return cls(status=record.status, reason=record.reason, reason_code=record.reason_code)
 
@@ -262,7 +266,7 @@ def _outcome(records: Sequence[Record]) -> Outcome:
     return last_outcome(records)
 
 
-def last_outcome(records: Sequence[Launched]) -> Outcome:
+def last_outcome(records: Sequence[HasStatus]) -> Outcome:
     """Return the outcome of a case without wrong data: ok if any launch is and the latest did not fail."""
     last = records[-1]
     if last.status in {"failed", "hung"} or all(record.status != "ok" for record in records):

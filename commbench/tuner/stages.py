@@ -28,9 +28,8 @@ from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.record_types import AnyRecord, collective_records, training_records
 from commbench.results.trained import median, trained
 from commbench.stats.budgets import BUDGETS, TuningBudget
-from commbench.tuner.choice import Chooser, network_cases
+from commbench.tuner.choice import Chooser, Standing, can_gain, network_cases
 from commbench.tuner.decision import recommend
-from commbench.tuner.rounds import Standing, can_gain
 from commbench.tuner.sweep import training_request
 from commbench.units import counted
 
@@ -276,10 +275,8 @@ class TuningPlan:
             [self.baseline, *cases, self.baseline.local()],
             number * launches,
             share=ROUNDS_SHARE,
-            first_launch=(number - 1) * launches,
-            fewest_launches=0,
         )
-        return dataclasses.replace(request, is_optional=True)
+        return dataclasses.replace(request, first_launch=(number - 1) * launches, fewest_launches=0, is_optional=True)
 
     def confirm_request(self, records: Sequence[AnyRecord]) -> RunRequest | None:
         """Return the request for the default and the winners in fresh launches; None if there is nothing to compare.
@@ -332,8 +329,6 @@ class TuningPlan:
         *,
         blocks: int = 1,
         share: float = 1.0,
-        first_launch: int = 0,
-        fewest_launches: int = 1,
     ) -> RunRequest:
         budget = self.budget.training
         return training_request(
@@ -353,8 +348,6 @@ class TuningPlan:
             case_timeout_s=self.case_timeout_s,
             time_limit_s=None if self.time_limit_s is None else share * self.time_limit_s,
             whole_limit_s=self.time_limit_s,
-            first_launch=first_launch,
-            fewest_launches=fewest_launches,
             is_fixed_length=True,
             depends=name != CALIBRATE,
         )

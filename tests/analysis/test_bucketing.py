@@ -13,8 +13,7 @@ from training_builders import make_training_case
 
 from commbench.analysis.prediction.bucketing import best_cuts, best_list, candidate_caps, unique_layouts
 from commbench.analysis.prediction.calibration import Calibration, Sharing
-from commbench.analysis.prediction.messages import HookCost
-from commbench.analysis.prediction.steps import StepModel
+from commbench.analysis.prediction.steps import HookCost, StepModel
 from commbench.analysis.prediction.timeline import overlapped
 from commbench.ddp.plan.cases import TrainingCase, canonical_cap
 from commbench.ddp.plan.layout import case_layout

@@ -9,10 +9,9 @@ import pytest
 from builders import KIB, MIB
 from networks import HOP, LINK
 
-from commbench.analysis.prediction.closed_forms import ALGORITHMS, Hop
+from commbench.analysis.prediction.closed_forms import ALGORITHMS, Hop, MeasuredCurve, fit_hop
 from commbench.analysis.prediction.curves import fit_curve
 from commbench.analysis.prediction.growth import GrowingCurve, extrapolated_us, non_decreasing_us
-from commbench.analysis.prediction.hops import MeasuredCurve, fit_hop
 from commbench.analysis.prediction.links import WITHIN_HOST, Link
 from commbench.errors import InputError
 

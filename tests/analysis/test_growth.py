@@ -7,9 +7,8 @@ import pytest
 from builders import KIB, MIB
 from networks import HOP, LINK, RING, SIZES, measure
 
-from commbench.analysis.prediction.closed_forms import ALGORITHMS, Form, Hop, hierarchical_all_reduce
+from commbench.analysis.prediction.closed_forms import ALGORITHMS, Form, Hop, MeasuredCurve, hierarchical_all_reduce
 from commbench.analysis.prediction.growth import GrowingCurve
-from commbench.analysis.prediction.hops import MeasuredCurve
 from commbench.analysis.prediction.links import WITHIN_HOST, Link
 from commbench.errors import InputError
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from networks import HOP, LINK, RING, measure
 
-from commbench.analysis.prediction.closed_forms import Hop, double_tree_all_reduce
+from commbench.analysis.prediction.closed_forms import Hop, MeasuredCurve, double_tree_all_reduce, fit_hop
 from commbench.analysis.prediction.curves import fit_curve
-from commbench.analysis.prediction.hops import MeasuredCurve, fit_hop
 from commbench.analysis.prediction.links import WITHIN_HOST, Link
 
 UNKNOWN = Link()

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from effort import repetitions, slack
 
-from commbench.analysis.stragglers.judging import ALPHA, Floats, judge, launches_needed, rank_sum_p
+from commbench.analysis.stragglers.judging import ALPHA, judge, launches_needed, rank_sum_p
+from commbench.stats import Floats
 
 
 def equals(units: int, launches: int, seed: int, *, modes: float = 0.0) -> Floats:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from training_builders import make_bucket, make_training_case, make_training_record
 
-from commbench.analysis.prediction.messages import HookCost, messages_of, needs_shapes
+from commbench.analysis.prediction.steps import HookCost, messages_of, needs_shapes
 from commbench.errors import InputError
 from commbench.hooks.message import Message
 

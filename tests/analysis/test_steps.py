@@ -15,9 +15,8 @@ from step_builders import (
 from training_builders import make_training_case
 
 from commbench.analysis.prediction.curves import fit_curve
-from commbench.analysis.prediction.messages import HookCost
 from commbench.analysis.prediction.network import MeasuredNetwork
-from commbench.analysis.prediction.steps import StepModel
+from commbench.analysis.prediction.steps import HookCost, StepModel
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError

@@ -7,9 +7,9 @@ import pytest
 from networks import HOP, growing, measured_run
 from test_larger_steps import calibrated
 
+from commbench.analysis.prediction.forecast import NetworkEnd, UncertainSteps
 from commbench.analysis.prediction.growth import HeldOut
 from commbench.analysis.prediction.larger import GrowingNetwork, best_buckets
-from commbench.analysis.prediction.uncertainty import NetworkEnd, UncertainSteps
 
 CAPS = ["default", "8"]
 SURE = HeldOut(error=0.0, over="nothing")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from commbench.report.figures.axes import Estimate
+from commbench.report.figures.drawing import Estimate
 from commbench.report.figures.words import left_out, listed, number_text, run_names, shown_apart, time_text
 from commbench.results import Run
 

@@ -9,7 +9,7 @@ from builders import make_case, make_record
 from training_builders import make_training_case, make_training_record
 
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.tuner.rounds import (
+from commbench.tuner.choice import (
     LAUNCH_SPREAD,
     LEAST_MODEL_ERROR,
     MODEL_ERROR,

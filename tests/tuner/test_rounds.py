@@ -11,7 +11,7 @@ from commbench.analysis.prediction.steps import StepPrediction
 from commbench.analysis.prediction.timeline import BucketPrediction
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.tuner.rounds import LAUNCH_SPREAD, MODEL_ERROR, Standing, can_gain
+from commbench.tuner.choice import LAUNCH_SPREAD, MODEL_ERROR, Standing, can_gain
 
 BASE = make_training_case()
 #: By hook, a number each: milliseconds predicted; the default takes 100.

@@ -97,6 +97,11 @@ class Pooled:
     members: Sequence[Measured]
 
     @property
+    def case(self) -> AnyCase:
+        """The case, as the first run states it."""
+        return self.members[0].case
+
+    @property
     def timed(self) -> Sequence[Measured]:
         """The runs with times."""
         return [member for member in self.members if member.is_timed]

@@ -161,14 +161,8 @@ def compare(
         is_complete=is_complete(run_b.info),
         margin=margin,
         cases=tuple(map(_compared, well, pairs, comparisons)),
-        broken=(
-            *_broken(side_a, side_b, [key for key in shared if key not in set(well)]),
-            *(
-                BrokenCase(case=side_a[key].members[0].case, group=key[1], status_a="ok", status_b="missing")
-                for key in lost
-            ),
-        ),
-        only_in_a=tuple(dict.fromkeys(side_a[key].members[0].case for key in missing if key not in set(lost))),
+        broken=_broken(side_a, side_b, [*(key for key in shared if key not in set(well)), *lost]),
+        only_in_a=tuple(dict.fromkeys(side_a[key].case for key in missing if key not in set(lost))),
         only_in_b=tuple(dict.fromkeys(row.case for key, row in side_b.items() if key not in side_a)),
         differences=tuple(unlike),
         has_too_few_launches=_too_few([side_a[key] for key in well], comparisons, q),
@@ -248,7 +242,12 @@ def _broken(
     side_a: Mapping[RowKey, Pooled], side_b: Mapping[RowKey, Measured], keys: Sequence[RowKey]
 ) -> tuple[BrokenCase, ...]:
     broken = [
-        BrokenCase(case=side_b[key].case, group=key[1], status_a=side_a[key].status, status_b=side_b[key].row.status)
+        BrokenCase(
+            case=side_a[key].case,
+            group=key[1],
+            status_a=side_a[key].status,
+            status_b=side_b[key].row.status if key in side_b else "missing",
+        )
         for key in keys
     ]
     return tuple(case for case in broken if {case.status_a, case.status_b} != {"unsupported"})

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.analysis.prediction.messages import needs_shapes
-from commbench.analysis.prediction.steps import StepModel
+from commbench.analysis.prediction.steps import StepModel, needs_shapes
 from commbench.analysis.prediction.timeline import BucketWork
 from commbench.ddp.plan.cases import DEFAULT_CAP, SMALLEST_CAP_MB, TrainingCase, canonical_cap
 from commbench.ddp.plan.layout import MIB, Layout, caps_bytes, rebuilt_layout

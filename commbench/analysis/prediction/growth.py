@@ -11,10 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from commbench.analysis.prediction.closed_forms import SHARE_SIZED_MESSAGES, Hop
+from commbench.analysis.prediction.closed_forms import (
+    SHARE_SIZED_MESSAGES,
+    FittedHop,
+    Hop,
+    MeasuredCurve,
+    closed_forms_of,
+    fit_hop,
+)
 from commbench.analysis.prediction.curves import ASSUMED_ERROR, Curve
 from commbench.analysis.prediction.fits import LEVEL, log_half_width
-from commbench.analysis.prediction.hops import FittedHop, MeasuredCurve, closed_forms_of, fit_hop
 from commbench.analysis.prediction.links import Link
 from commbench.errors import UnpredictedError
 from commbench.stats import Floats

@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from commbench.analysis.prediction.calibration import settings_of
-from commbench.analysis.prediction.closed_forms import ALGORITHMS
+from commbench.analysis.prediction.closed_forms import ALGORITHMS, GROWING_PATTERNS, MeasuredCurve
 from commbench.analysis.prediction.curves import Curve
 from commbench.analysis.prediction.growth import Estimate, GrowingCurve, HeldOut
-from commbench.analysis.prediction.hops import GROWING_PATTERNS, MeasuredCurve
 from commbench.analysis.prediction.links import WITHIN_HOST, Link, link_of
-from commbench.analysis.prediction.messages import HookCost
 from commbench.analysis.prediction.network import CurveKey, Network, NetworkModel
-from commbench.analysis.prediction.steps import StepModel, StepPrediction
+from commbench.analysis.prediction.steps import HookCost, StepModel, StepPrediction
 from commbench.collectives.backends import backend_of_any_tool
 from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import SWEEP, TrainingCase, baseline_of, hook_position

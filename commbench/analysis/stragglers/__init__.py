@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from commbench.analysis.stragglers.cases import group_levels, rank_levels
-from commbench.analysis.stragglers.findings import Family, Findings, Straggler, joined
-from commbench.analysis.stragglers.judging import ALPHA, RELEVANT
+from commbench.analysis.stragglers.judging import ALPHA, RELEVANT, Family, Findings, Straggler, joined
 from commbench.analysis.stragglers.matrix import judge_matrix
 from commbench.engine.records import Record
 from commbench.results.info import RunInfo, of_interconnect, shares_gpu

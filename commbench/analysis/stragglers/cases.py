@@ -13,19 +13,17 @@ from functools import partial
 
 import numpy as np
 
-from commbench.analysis.stragglers.findings import Family, Words, make_family
-from commbench.analysis.stragglers.judging import Floats, Judgement
+from commbench.analysis.stragglers.judging import FEWEST, Family, Judgement, Words, make_family
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import ranks_of
 from commbench.engine.records import GroupTimes, Record
 from commbench.results.info import RunInfo
 from commbench.results.pairs import hosts_of
 from commbench.results.summary import records_by_case
+from commbench.stats import Floats
 
 #: A rank must be slow in at least this many different operations.
 FEWEST_OPERATIONS = 2
-#: The fewest units among which an outlier can be identified.
-FEWEST = 3
 
 _LATE = ": with its late arrival an operation takes {} as long"
 _LONG = ": its operations take {} as long as the others'"

@@ -17,11 +17,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench import stats
-from commbench.analysis.stragglers.findings import ANY, Family, Findings, Straggler, Words, make_family
-from commbench.analysis.stragglers.judging import RELEVANT, Floats, Judgement
+from commbench.analysis.stragglers.judging import (
+    ANY,
+    FEWEST,
+    RELEVANT,
+    Family,
+    Findings,
+    Judgement,
+    Straggler,
+    Words,
+    make_family,
+)
 from commbench.results.pairs import Matrix
+from commbench.stats import Floats
 from commbench.units import format_size
 
+Integers = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
+
+#: Quantile over a unit's partners that is its score: with a quarter of them it must be fast.
+GOOD_SHARE = 0.25
+#: Each level's share of the allowed false alarms, by method name. Chosen so that four hosts and six launches suffice to
+#: name a straggler on each level, and one host even if another was slower in one launch.
+_PARTS = {"_hosts": 55, "_hosts_within": 8, "_links": 7}
+_OTHER_PART = 2
 #: Share of the slow links that must run between the parts.
 MOST = 0.9
 #: Up to this many hosts of a part are named.
@@ -100,19 +119,6 @@ def _listed(names: Sequence[str]) -> str:
     if len(names) <= SHOWN:
         return ", ".join(names)
     return f"{', '.join(names[: SHOWN - 1])}, ... ({len(names)} hosts)"
-
-
-Integers = NDArray[np.int64]
-Booleans = NDArray[np.bool_]
-
-#: Quantile over a unit's partners that is its score: with a quarter of them it must be fast.
-GOOD_SHARE = 0.25
-#: Each level's share of the allowed false alarms, by method name. Chosen so that four hosts and six launches suffice to
-#: name a straggler on each level, and one host even if another was slower in one launch.
-_PARTS = {"_hosts": 55, "_hosts_within": 8, "_links": 7}
-_OTHER_PART = 2
-#: The fewest units among which an outlier can be identified.
-FEWEST = 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,5 @@
 """A comparison as text, CSV, JSON and HTML page."""
 
-from commbench.report.comparison.formats import comparison_csv, comparison_json
-from commbench.report.comparison.text import render_comparison
+from commbench.report.comparison.formats import comparison_csv, comparison_json, render_comparison
 
 __all__ = ["comparison_csv", "comparison_json", "render_comparison"]

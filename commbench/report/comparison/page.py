@@ -6,7 +6,7 @@ from pathlib import Path
 from commbench.analysis.comparison.verdicts import ComparisonTable
 from commbench.analysis.comparison.words import beyond, closing, short_name, summary
 from commbench.report.columns import tabulate
-from commbench.report.comparison.text import case_columns
+from commbench.report.comparison.formats import case_columns
 from commbench.report.page import style_sheet, template_of
 from commbench.stats import Comparison
 

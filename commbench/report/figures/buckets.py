@@ -8,18 +8,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from commbench.ddp.plan.cases import DEFAULT_CAP
-from commbench.report.figures.axes import (
+from commbench.report.figures.drawing import (
+    INK,
     MOST_SERIES,
+    Drawing,
     Estimate,
     Look,
+    Style,
     estimate,
     legend,
     legend_height_in,
     look,
     nothing_here,
     plot_crosses,
+    slug,
 )
-from commbench.report.figures.drawing import INK, Drawing, Style, slug
 from commbench.report.figures.words import Group, Trial, groups, left_out, listed, number_text, sentences, setting_name
 from commbench.report.training import hook_label
 from commbench.results import Run

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
-from commbench.report.figures.axes import (
+from commbench.report.figures.drawing import (
     MOST_SERIES,
+    Drawing,
     Estimate,
     byte_axis,
     legend,
@@ -17,8 +18,8 @@ from commbench.report.figures.axes import (
     log_axis,
     look,
     plot_series,
+    slug,
 )
-from commbench.report.figures.drawing import Drawing, slug
 from commbench.report.figures.words import Group, groups, left_out, listed, prefixes, sentences, setting_name
 from commbench.report.state import counted_energy
 from commbench.results import Run

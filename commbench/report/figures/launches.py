@@ -12,8 +12,7 @@ from commbench.collectives.composed import MATRIX
 from commbench.ddp.plan.cases import CONFIRM, hook_position
 from commbench.engine.flags import split_flags
 from commbench.engine.records import Row
-from commbench.report.figures.axes import log_axis, look
-from commbench.report.figures.drawing import INK, MUTED, Drawing
+from commbench.report.figures.drawing import INK, MUTED, Drawing, log_axis, look
 from commbench.report.figures.words import cap_name, listed, prefixes, sentences
 from commbench.report.formats import launches_of
 from commbench.report.groups import brief

@@ -8,25 +8,33 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from commbench import stats
 from commbench.ddp.plan.cases import CONFIRM, SWEEP
 from commbench.ddp.plan.records import TrainingRecord, TrainingRow
 from commbench.hooks.registry import find_hook
-from commbench.report.figures.axes import MOST_SERIES, legend, legend_height_in, log_axis, look
-from commbench.report.figures.drawing import BAND_ALPHA, MUTED, Drawing, slug
+from commbench.report.figures.drawing import (
+    BAND_ALPHA,
+    MOST_SERIES,
+    MUTED,
+    Drawing,
+    legend,
+    legend_height_in,
+    log_axis,
+    look,
+    slug,
+)
 from commbench.report.figures.words import Group, Trial, case_of, groups, left_out, listed, sentences, setting_name
 from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.trained import LOSS_WINDOW, falls, median, trained
+from commbench.stats import Floats
 from commbench.units import counted, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Floats = NDArray[np.float64]
 
 #: A loss that falls by a larger ratio gets a logarithmic axis.
 _WIDE = 20.0

@@ -11,8 +11,7 @@ import numpy as np
 
 from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.report.figures.axes import MOST_SERIES
-from commbench.report.figures.drawing import GRID, INK, MUTED, SERIES, Drawing, Style
+from commbench.report.figures.drawing import GRID, INK, MOST_SERIES, MUTED, SERIES, Drawing, Style
 from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.results import Run
 from commbench.results.info import is_live

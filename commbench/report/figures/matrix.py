@@ -11,23 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commbench.analysis.runs import straggler_findings
-from commbench.analysis.stragglers.findings import ANY, Family, Straggler
+from commbench.analysis.stragglers.judging import ANY, Family, Straggler
 from commbench.analysis.stragglers.matrix import numbered_hosts
 from commbench.collectives.operations import OPERATIONS
-from commbench.report.figures.axes import plain, plain_time
-from commbench.report.figures.drawing import BAD, PAPER, Drawing, Style, slug
+from commbench.report.figures.drawing import BAD, PAPER, Drawing, Style, plain, plain_time, slug
 from commbench.report.figures.words import listed, prefixes, sentences
 from commbench.report.matrix import name_range, rate_unit, why_unjudged
 from commbench.results import Run
 from commbench.results.info import shares_gpu
 from commbench.results.pairs import Matrix
+from commbench.stats import Floats
 from commbench.units import counted, format_size, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Floats = NDArray[np.float64]
 
 #: Most cells along each axis: with more ranks, several share a cell, which shows their slowest pair.
 MOST_CELLS = 360

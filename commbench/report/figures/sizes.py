@@ -13,10 +13,12 @@ from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
-from commbench.report.figures.axes import (
+from commbench.report.figures.drawing import (
     MOST_SERIES,
+    Drawing,
     Estimate,
     Look,
+    Style,
     byte_axis,
     estimate,
     legend,
@@ -27,8 +29,8 @@ from commbench.report.figures.axes import (
     nothing_here,
     plot_crosses,
     plot_series,
+    slug,
 )
-from commbench.report.figures.drawing import Drawing, Style, slug
 from commbench.report.figures.words import (
     left_out,
     listed,

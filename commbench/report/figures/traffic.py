@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import has_flag
-from commbench.report.figures.axes import log_axis, look, mark_limit
-from commbench.report.figures.drawing import Drawing, slug
+from commbench.report.figures.drawing import Drawing, log_axis, look, mark_limit, slug
 from commbench.report.figures.words import Group, groups, sentences
 from commbench.report.training import hook_label
 from commbench.results import Run

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name
 from commbench.ddp.plan.records import TrainingRow
-from commbench.report.figures.axes import Estimate
+from commbench.report.figures.drawing import Estimate
 from commbench.report.state import undecided
 from commbench.report.training import hook_label
 from commbench.results import Run

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
 from commbench.analysis.scaling import Growth, order_of
-from commbench.analysis.stragglers.findings import Straggler
+from commbench.analysis.stragglers.judging import Straggler
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups, pattern_order
@@ -32,9 +32,8 @@ from commbench.report.columns import (
     status_cell,
 )
 from commbench.report.groups import groups_in, name_slowest
-from commbench.report.scaling import growth_text
 from commbench.report.state import counted_energy, explain_time
-from commbench.report.table import TIME_SLICES, columns_of, title_of
+from commbench.report.table import TIME_SLICES, columns_of, growth_text, title_of
 from commbench.results import PAIRS, SUMMARY, Run
 from commbench.results.info import measures_interconnect
 from commbench.results.overhead import Overhead, overheads
