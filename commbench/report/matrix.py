@@ -18,7 +18,7 @@ from commbench.report.columns import Cell, plain_table, printed
 from commbench.report.formats import percent
 from commbench.results.pairs import Matrix
 from commbench.results.tables import rows_by
-from commbench.units import counted, format_size, format_time, three_digits, time_unit
+from commbench.units import counted, format_time, three_digits, time_unit
 
 #: Most hosts or ranks in a full table; with more, only the slowest are shown.
 SHOWN = 10
@@ -41,13 +41,12 @@ def render_matrices(matrices: Sequence[Matrix], findings: Findings) -> list[Rend
 def _render(matrix: Matrix, stragglers: Iterable[Straggler]) -> list[RenderableType]:
     """Title and table of one matrix."""
     names, links = _units(matrix)
-    measured = f"{matrix.case.backend} {matrix.case.operation} {format_size(matrix.case.message_bytes)}"
-    own = [straggler for straggler in stragglers if straggler.measured == measured]
-    what, text_of = _scale(matrix, links)
+    own = [straggler for straggler in stragglers if straggler.measured == matrix.name]
+    quantity, text_of = _scale(matrix, links)
     table = (_each_with_each if len(names) <= SHOWN else _worst)(text_of, names, links, own)
     per = "median pair of ranks, " if len(names) < len(matrix.hosts) else ""
     launches = counted(len(matrix.times_us), "launch")
-    title = Text(f"\n{measured}, matrix: {what} from row to column ({per}{launches})", style="bold")
+    title = Text(f"\n{matrix.name}, matrix: {quantity} from row to column ({per}{launches})", style="bold")
     return [title, table, *_untimed(matrix)]
 
 
@@ -105,7 +104,7 @@ def name_range(
     if OPERATIONS[matrix.case.operation].quantity == "time":
         return " to ".join(dict.fromkeys(format_time(1e-6 * time_us) for time_us in (least_us, most_us)))
     low, high = (float(matrix.rate_GBps(time_us)) for time_us in (most_us, least_us))
-    scale, unit = next((known for known in _RATE_UNITS if known[1] == unit), None) or rate_unit(high)
+    scale, unit = next((scaled for scaled in _RATE_UNITS if scaled[1] == unit), None) or rate_unit(high)
     return f"{' to '.join(dict.fromkeys(three_digits(rate / scale) for rate in (low, high)))} {unit}"
 
 
@@ -203,12 +202,12 @@ def _none(families: Sequence[Family]) -> str:
 
 def _unjudged(families: Sequence[Family]) -> str:
     counts, _ = _by_kind(families)
-    what = _listed([counted(count, kind) for kind, count in counts.items()])
+    units = _listed([counted(count, kind) for kind, count in counts.items()])
     most = [float(np.nanmax(family.judgement.effects, initial=0.0)) for family in families]
     # prefer the coarsest of near-equals: every link of a slow host is slow
     worst = next(family for family, effect in zip(families, most, strict=True) if effect >= 0.8 * max(most))
     slowest = f" ({worst.slowest} came out slowest)" if worst.slowest else ""
-    return f"not judged: {what}, because {why_unjudged(families)}{slowest}"
+    return f"not judged: {units}, because {why_unjudged(families)}{slowest}"
 
 
 def why_unjudged(families: Sequence[Family]) -> str:

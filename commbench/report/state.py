@@ -31,10 +31,10 @@ def unfinished(run: Run) -> str:
 
 def undecided(run: Run) -> str:
     """State that a tuning's first decision is still missing; empty otherwise."""
-    found, planned = run.recommendation, run.info.get("first_look") or 0
-    if not found or run.info.get("status") != "partial" or found.launches >= planned:
+    recommendation, planned = run.recommendation, run.info.get("first_look") or 0
+    if not recommendation or run.info.get("status") != "partial" or recommendation.launches >= planned:
         return ""
-    return f"No verdict yet: {found.launches} of {counted(planned, 'fresh launch')} made."
+    return f"No verdict yet: {recommendation.launches} of {counted(planned, 'fresh launch')} made."
 
 
 def time_spent(run: Run) -> str:

@@ -21,7 +21,7 @@ from commbench.results.info import RunInfo
 from commbench.results.summary import MANY_LAUNCHES, condition_flags, joined_texts, records_by_case
 from commbench.results.tables import column_dtypes, table_of
 from commbench.stats import Floats
-from commbench.units import algbw_GBps
+from commbench.units import algbw_GBps, format_size
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -88,6 +88,11 @@ class Matrix:
     """Of each pair, over all launches."""
     wrong: Floats
     """Of each pair, over all launches; NaN if nothing could be verified."""
+
+    @property
+    def name(self) -> str:
+        """Backend, operation and message size."""
+        return f"{self.case.backend} {self.case.operation} {format_size(self.case.message_bytes)}"
 
     @cached_property
     def time_us(self) -> Floats:
@@ -171,8 +176,8 @@ def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
 
 def hosts_of(info: RunInfo, ranks: int) -> list[str]:
     """The host of each of ``ranks`` ranks, as ``run.json`` holds it; empty texts where it holds none."""
-    known = {rank["rank"]: str(rank["host"]) for rank in info.get("ranks") or ()}
-    return [known.get(rank, "") for rank in range(ranks)]
+    host_by_rank = {rank["rank"]: str(rank["host"]) for rank in info.get("ranks") or ()}
+    return [host_by_rank.get(rank, "") for rank in range(ranks)]
 
 
 def _median(values: Floats) -> Floats:

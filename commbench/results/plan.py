@@ -235,8 +235,8 @@ def next_launch(request: RunRequest, records: Sequence[AnyRecord]) -> int:
     A failed case does not keep a launch unfinished for ever. A training case is tried once per launch; a collective is
     given up once it has failed twice, in any launch.
     """
-    asked = {case.key for case in request.cases}
-    begun = sorted({r.launch for r in records if r.case.key in asked and r.launch >= request.first_launch})
+    requested = {case.key for case in request.cases}
+    begun = sorted({r.launch for r in records if r.case.key in requested and r.launch >= request.first_launch})
     failed = [record for record in records if record.status not in DONE]
     times = Counter(record.case.key for record in failed)
     given_up = {

@@ -218,13 +218,13 @@ class Recommendation:
         try:
             if isinstance(data, Mapping):
                 data = {**data, **{name: data[key] for name, key in _KEYS.items() if key in data}}
-            found = read_as(cls, data)
-            choices = (found.baseline, found.best, found.best_uncompressed, *found.alternatives)
-            for choice in (*choices, *([found.safe] if found.safe else [])):
+            read = read_as(cls, data)
+            choices = (read.baseline, read.best, read.best_uncompressed, *read.alternatives)
+            for choice in (*choices, *([read.safe] if read.safe else [])):
                 choice.case.checked()
         except InputError as error:
             raise InputError(f"recommendation.json is not one of commbench ({error}); remove it.") from error
-        return found
+        return read
 
 
 #: Keys of ``recommendation.json`` that differ from the field's name.
@@ -238,89 +238,88 @@ def fresh_extent(launches: int, blocks: int, *, is_live: bool) -> str:
     return f"the fresh blocks of {counted(launches, 'launch')}" if is_live else counted(launches, "fresh launch")
 
 
-def headline(found: Recommendation) -> str:
+def headline(recommendation: Recommendation) -> str:
     """Return the recommended action in one sentence."""
-    if not found.has_baseline:
-        return f"{found.workload} on {found.world_size} ranks: nothing can be recommended."
-    keep = f"keep {found.baseline_name}"
-    actions = {"change": _change(found, keep), "keep": keep, "inconclusive": f"{keep} for now"}
-    return f"{found.workload} on {found.world_size} ranks: {actions[found.verdict]}."
+    if not recommendation.has_baseline:
+        return f"{recommendation.workload} on {recommendation.world_size} ranks: nothing can be recommended."
+    keep = f"keep {recommendation.baseline_name}"
+    actions = {"change": _change(recommendation, keep), "keep": keep, "inconclusive": f"{keep} for now"}
+    return f"{recommendation.workload} on {recommendation.world_size} ranks: {actions[recommendation.verdict]}."
 
 
-def _change(found: Recommendation, keep: str) -> str:
+def _change(recommendation: Recommendation, keep: str) -> str:
     """Return what to change; what leaves learning as it is comes first."""
-    if found.safe is None or not alters_learning(found.best, found.baseline):
-        return f"change to {found.best.name}"
+    if recommendation.safe is None or not alters_learning(recommendation.best, recommendation.baseline):
+        return f"change to {recommendation.best.name}"
     safe = keep
-    if found.safe.verdict == "change":
-        safe = f"change to {found.safe.name}, which leaves learning as it is"
-    return f"{safe}, or change to {found.best.name}, which alters learning"
+    if recommendation.safe.verdict == "change":
+        safe = f"change to {recommendation.safe.name}, which leaves learning as it is"
+    return f"{safe}, or change to {recommendation.best.name}, which alters learning"
 
 
 def paragraph(recommendation: Recommendation) -> str:
     """Return the conclusion in a paragraph: the safe setting, the best of all, its cost, and warnings."""
-    found = recommendation
-    sentences = [headline(found), *safe_sentences(found), found.reason]
-    plain, best = found.best_uncompressed, found.best
-    if found.safe is None and _is_compressed(best):
-        sentences.append(_without_compression(plain, found.baseline))
-    if cost := learning_cost(found):
+    sentences = [headline(recommendation), *safe_sentences(recommendation), recommendation.reason]
+    plain, best = recommendation.best_uncompressed, recommendation.best
+    if recommendation.safe is None and _is_compressed(best):
+        sentences.append(_without_compression(plain, recommendation.baseline))
+    if cost := learning_cost(recommendation):
         sentences.append(cost)
-    if best.accumulation != found.baseline.accumulation:
+    if best.accumulation != recommendation.baseline.accumulation:
         sentences.append(
             "Speed is per sample: with another accumulation a step of the optimiser sees other numbers of them."
         )
-    if found.max_accuracy_loss is not None:
-        sentences.append(_accuracy_sentence(found))
-    if found.search is not None:
-        sentences.append(found.search.sentence)
-    if found.surer:
-        sentences.append(found.surer)
-    if warnings := warnings_sentence(found):
+    if recommendation.max_accuracy_loss is not None:
+        sentences.append(_accuracy_sentence(recommendation))
+    if recommendation.search is not None:
+        sentences.append(recommendation.search.sentence)
+    if recommendation.surer:
+        sentences.append(recommendation.surer)
+    if warnings := warnings_sentence(recommendation):
         sentences.append(warnings)
     return " ".join(sentences)
 
 
-def safe_sentences(found: Recommendation) -> list[str]:
+def safe_sentences(recommendation: Recommendation) -> list[str]:
     """Return a sentence on the fastest setting that leaves learning as it is, if the best alters it; else none."""
-    safe = found.safe
-    if safe is None or not alters_learning(found.best, found.baseline):
+    safe = recommendation.safe
+    if safe is None or not alters_learning(recommendation.best, recommendation.baseline):
         return []
-    if setting_of(safe) == setting_of(found.baseline):
-        return [f"No setting that leaves learning as it is was faster than {found.baseline_name}."]
+    if setting_of(safe) == setting_of(recommendation.baseline):
+        return [f"No setting that leaves learning as it is was faster than {recommendation.baseline_name}."]
     clauses = {"change": "", "keep": ", no more than 2 %", "inconclusive": " (inconclusive)"}
-    gain = safe.gain_over(found.baseline_name)
+    gain = safe.gain_over(recommendation.baseline_name)
     return [f"Of those that leave learning as it is the fastest is {safe.name}, {gain}{clauses[safe.verdict]}."]
 
 
-def snippets(found: Recommendation) -> list[tuple[str, str]]:
+def snippets(recommendation: Recommendation) -> list[tuple[str, str]]:
     """Return what to paste, each with a title: what leaves learning as it is comes first."""
-    safe = found.safe
-    if safe is None or found.verdict != "change" or not alters_learning(found.best, found.baseline):
-        return [("", found.snippet)]
+    safe, best = recommendation.safe, recommendation.best
+    if safe is None or recommendation.verdict != "change" or not alters_learning(best, recommendation.baseline):
+        return [("", recommendation.snippet)]
     return [
         ("To paste, leaves learning as it is:", safe.snippet),
-        ("To paste, faster but alters learning:", found.snippet),
+        ("To paste, faster but alters learning:", recommendation.snippet),
     ]
 
 
-def learning_cost(found: Recommendation) -> str:
+def learning_cost(recommendation: Recommendation) -> str:
     """Return the effect of the best setting on learning, or that it is unknown; empty if it alters none."""
-    if not alters_learning(found.best, found.baseline):
+    if not alters_learning(recommendation.best, recommendation.baseline):
         return ""
-    if found.cost is None:
-        return f"What this does to learning was not measured: {_why_no_cost(found)}."
-    return _cost_sentence(found.cost, found)
+    if recommendation.cost is None:
+        return f"What this does to learning was not measured: {_why_no_cost(recommendation)}."
+    return _cost_sentence(recommendation.cost, recommendation)
 
 
-def _why_no_cost(found: Recommendation) -> str:
+def _why_no_cost(recommendation: Recommendation) -> str:
     """Return why no effect on learning is known."""
-    return "all settings trained the same model in turn" if found.is_live else "the workload has no loss"
+    return "all settings trained the same model in turn" if recommendation.is_live else "the workload has no loss"
 
 
-def warnings_sentence(found: Recommendation) -> str:
+def warnings_sentence(recommendation: Recommendation) -> str:
     """Return the warnings in one sentence; empty if there are none."""
-    return f"Warnings: {'; '.join(found.warnings)}." if found.warnings else ""
+    return f"Warnings: {'; '.join(recommendation.warnings)}." if recommendation.warnings else ""
 
 
 def _without_compression(plain: Choice, baseline: Choice) -> str:
@@ -329,7 +328,7 @@ def _without_compression(plain: Choice, baseline: Choice) -> str:
     return f"Without compression the fastest is {plain.name}, {plain.gain_over('the default')}."
 
 
-def _cost_sentence(cost: Cost, found: Recommendation) -> str:
+def _cost_sentence(cost: Cost, recommendation: Recommendation) -> str:
     steps, time = cost.loss_equal_steps, cost.loss_equal_time
     text = (
         f"After {cost.steps} steps its training loss is {steps.best:.4g} against {steps.baseline:.4g} "
@@ -340,17 +339,17 @@ def _cost_sentence(cost: Cost, found: Recommendation) -> str:
         metric = cost.metric
         text += f"; {cost.metric_name} is {metric.best:.4g} against {metric.baseline:.4g} (paired: {_signed(metric)})"
     if time.difference >= 0:
-        text += f"; in equal time {found.best.name} learnt no more than {found.baseline_name}"
+        text += f"; in equal time {recommendation.best.name} learnt no more than {recommendation.baseline_name}"
     return f"{text}; {counted(cost.steps, 'step')} are too few to judge the effect on learning."
 
 
-def _accuracy_sentence(found: Recommendation) -> str:
+def _accuracy_sentence(recommendation: Recommendation) -> str:
     """Return the effect of --max-accuracy-loss, in a sentence."""
-    allowed = f"no more than {found.max_accuracy_loss:g} of accuracy may be lost"
-    if not found.too_costly:
+    allowed = f"no more than {recommendation.max_accuracy_loss:g} of accuracy may be lost"
+    if not recommendation.too_costly:
         return f"As asked, {allowed}; nothing was left out for that."
-    more = len(found.too_costly) - NAMED
-    names = "; ".join(found.too_costly[:NAMED]) + (f"; and {more} more" if more > 0 else "")
+    more = len(recommendation.too_costly) - NAMED
+    names = "; ".join(recommendation.too_costly[:NAMED]) + (f"; and {more} more" if more > 0 else "")
     return f"Left out, as {allowed}: {names}."
 
 

@@ -408,15 +408,15 @@ def _flags(row: Row, timed: Sequence[Record], info: RunInfo) -> set[str]:
     """Return the flags of a row: those of its records, and those judged over all launches."""
     if not timed:
         return set()
-    seen = Counter(flag for record in timed if record.flags for flag in set(record.flags))
+    counts = Counter(flag for record in timed if record.flags for flag in set(record.flags))
     ticks = TICKS * float(info.get("tick_us") or DEFAULT_TICK_US)
     judged = {
         "ci_wide": is_wide(row.time_us, row.time_us_ci_low, row.time_us_ci_high, info, at_least=ticks),
-        "bimodal": 2 * seen["bimodal"] >= len(timed),
-        "unsteady": 2 * seen["unsteady"] >= len(timed),
+        "bimodal": 2 * counts["bimodal"] >= len(timed),
+        "unsteady": 2 * counts["unsteady"] >= len(timed),
         "harness": (row.harness_us or 0) > HARNESS_SHARE * (row.time_us or 0),
     }
-    flags = (seen.keys() - _JUDGED) | set(raised_flags(judged))
+    flags = (counts.keys() - _JUDGED) | set(raised_flags(judged))
     flags |= launch_flags(launch_medians(timed, ("ok", "wrong"))) | condition_flags(row.backend, info)
     # a single output of another tool cannot be measured again; more than one give an interval
     return flags - ({"one_launch"} if "imported" in flags and len(timed) == 1 else {"imported"})

@@ -236,5 +236,5 @@ def median(values: stats.Values) -> float:
 
 def median_known(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are not None; None without any."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    present = [value for value in values if value is not None]
+    return median(present) if present else None

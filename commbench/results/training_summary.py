@@ -89,8 +89,8 @@ def training_energy_kinds(records: Iterable[TrainingRecord], info: RunInfo) -> d
     metered_by_case = {
         trained_case.case: metered(trained_case.timed.values()) for trained_case in swept(records).values()
     }
-    found = {case: energy_of for case, (joules, energy_of) in metered_by_case.items() if joules is not None}
-    return found | {case: found[other] for case, other in _stand_ins(info).items() if other in found}
+    kinds = {case: energy_of for case, (joules, energy_of) in metered_by_case.items() if joules is not None}
+    return kinds | {case: kinds[other] for case, other in _stand_ins(info).items() if other in kinds}
 
 
 def swept(records: Iterable[TrainingRecord]) -> dict[str, Trained]:
@@ -305,7 +305,7 @@ def _flags(trained_case: Trained, row: TrainingRow, group_flags: set[str], info:
     timed = list(trained_case.timed.values())
     if not timed:
         return set()
-    seen = Counter(flag for record in timed for flag in set(record.flags))
+    raised = {flag for record in timed for flag in record.flags}
     judged = {
         "ci_wide": is_wide(row.step_ms, row.step_ms_ci_low, row.step_ms_ci_high, info),
         "bimodal": 2 * sum(stats.is_bimodal(record.step_ms) for record in timed) >= len(timed),
@@ -317,7 +317,7 @@ def _flags(trained_case: Trained, row: TrainingRow, group_flags: set[str], info:
         "short": any(len(record.step_ms) < FEWEST_STEPS for record in timed),
     }
     conditions = condition_flags(row.backend, info) | launch_flags(list(trained_case.steps_ms.values()))
-    return seen.keys() | set(raised_flags(judged)) | conditions | group_flags
+    return raised | set(raised_flags(judged)) | conditions | group_flags
 
 
 def _has_other_layout(trained_case: Trained, info: RunInfo) -> bool:

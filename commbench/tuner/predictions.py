@@ -97,22 +97,22 @@ def prediction_rows(
     if model is None:
         return []
     rounds, calibrated = trained(trainings, SWEEP), _as_swept(trained(trainings, CALIBRATE))
-    measured = [one.case for one in rounds.values() if one.case.uses_ddp and one.is_ok]
+    measured = [setting.case for setting in rounds.values() if setting.case.uses_ddp and setting.is_ok]
     predicted = predict_all(model, dict.fromkeys([*candidates, *measured]))
-    base, fitted = predicted[candidates[0]], {key for key, one in calibrated.items() if one.timed}
+    base, fitted = predicted[candidates[0]], {key for key, setting in calibrated.items() if setting.timed}
     return [
         PredictionRow(
             schema=info.get("schema", SCHEMA),
             run_id=str(info.get("run_id", "")),
             **{name: value for name, value in dataclasses.asdict(case).items() if name in _SETTING},
-            **_predicted(one, base),
+            **_predicted(step, base),
             **_measured(
-                one,
+                step,
                 candidates[0],
                 {"again" if case.key in fitted else "held_out": rounds, "calibrated": calibrated},
             ),
         )
-        for case, one in predicted.items()
+        for case, step in predicted.items()
     ]
 
 
@@ -263,8 +263,8 @@ def _measured_settings(trainings: Iterable[TrainingRecord], phase: str) -> list[
 
 def _choice(row: PredictionRow) -> Choice:
     """The setting of a row."""
-    known = {f.name for f in dataclasses.fields(TrainingCase)} & {f.name for f in dataclasses.fields(Choice)}
-    return Choice(**{name: getattr(row, name) for name in known})
+    names = {f.name for f in dataclasses.fields(TrainingCase)} & {f.name for f in dataclasses.fields(Choice)}
+    return Choice(**{name: getattr(row, name) for name in names})
 
 
 def _warning(

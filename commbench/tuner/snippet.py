@@ -49,9 +49,9 @@ def live_snippet(case: TrainingCase, own: TrainingCase, *, framework: str = "") 
     """
     added, removed = _changed_arguments(case, own)
     lines = [f"# leave out the argument {name} that the script gives" for name in removed]
-    known = {name: value for name, value in added.items() if name in _KNOWN_ARGUMENTS.get(framework, added)}
-    lines += [f"# {framework} cannot set {_joined({name: added[name]})}" for name in added.keys() - known.keys()]
-    lines += _WRITERS[framework](_joined(known, prefix="ddp_" * (framework == "transformers"))) if known else []
+    supported = {name: value for name, value in added.items() if name in _KNOWN_ARGUMENTS.get(framework, added)}
+    lines += [f"# {framework} cannot set {_joined({name: added[name]})}" for name in added.keys() - supported.keys()]
+    lines += _WRITERS[framework](_joined(supported, prefix="ddp_" * (framework == "transformers"))) if supported else []
     if case.hook != own.hook:
         lines += [*_hook_import(case), *_registration(case, framework)]
     return "\n".join(lines or ["# nothing to change: keep the script as it is"]) + "\n"

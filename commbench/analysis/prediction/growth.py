@@ -224,7 +224,7 @@ class GrowingCurve:
     @property
     def world_sizes(self) -> list[int]:
         """The measured numbers of ranks, ascending."""
-        return sorted({one.world_size for one in self.measured})
+        return sorted({curve.world_size for curve in self.measured})
 
     @property
     def link(self) -> Link:

@@ -30,7 +30,6 @@ from commbench.analysis.stragglers.judging import (
 )
 from commbench.results.pairs import Matrix
 from commbench.stats import Floats
-from commbench.units import format_size
 
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
@@ -205,7 +204,6 @@ class _Search:
         links = Links(source=matrix.source, target=matrix.target, values=values)
         self.inter, self.intra = links[matrix.is_inter], links[~matrix.is_inter]
         self.per_host = np.bincount(self.host)
-        self.measured = f"{matrix.case.backend} {matrix.case.operation} {format_size(matrix.case.message_bytes)}"
         self.ways: dict[int, str] = {}
         """By slow host: ``sends``, ``receives`` or ``both``."""
         self.slow_within: set[int] = set()
@@ -264,7 +262,7 @@ class _Search:
                 name=name, does=": pairs of its own ranks take {} as long as the others'", links=[(name, name)]
             )
 
-        family = make_family("host", self.measured, values, say, alpha)
+        family = make_family("host", self.matrix.name, values, say, alpha)
         self.slow_within = set(family.judgement.slow)
         return family
 
@@ -300,7 +298,7 @@ class _Search:
             touched = {"sends": [(own, ANY)], "receives": [(ANY, own)], "both": [(own, ANY), (ANY, own)]}
             return Words(name=own, does=_DOES[how], links=touched[how])
 
-        family = make_family(kind, self.measured, np.fmax(sends, receives), say, alpha)
+        family = make_family(kind, self.matrix.name, np.fmax(sends, receives), say, alpha)
         return family, {unit: way(unit, family.judgement) for unit in family.judgement.slow}
 
     def _single(self, links: Links, name: Callable[[int], str], alpha: float) -> tuple[Links, Family]:
@@ -316,7 +314,7 @@ class _Search:
                 links=[ends, ends[::-1]] if symmetric else [ends],
             )
 
-        return judged, make_family("link", self.measured, judged.values, say, alpha, is_minority=False)
+        return judged, make_family("link", self.matrix.name, judged.values, say, alpha, is_minority=False)
 
     def _remarks(self) -> list[str]:
         """Return one sentence for each question that so few hosts or ranks leave open."""

@@ -198,7 +198,7 @@ def _for_page(svg: str, name: str, title: str, alt: str) -> str:
     """Turn matplotlib's SVG into a page element: CSS variables for colours, own ids, the page's font and width."""
     body = _PROLOGUE.sub("", _SUPERFLUOUS.sub("", svg), count=1)
     used = set(_USE.findall(body))
-    body = _ID.sub(lambda found: found[0] if found[1] in used else "", body)
+    body = _ID.sub(lambda match: match[0] if match[1] in used else "", body)
     box = re.search(r'viewBox="[^"]*"', svg)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box[0] if box else ""} '
@@ -212,7 +212,7 @@ def _for_page(svg: str, name: str, title: str, alt: str) -> str:
 def _themed(tag: str, name: str) -> str:
     if tag.startswith("<image"):  # the data may contain any text
         return _REFERENCE.sub(rf"\g<1>{name}-", tag, count=1)
-    tag = _SENTINELS.sub(lambda found: _VARIABLES[found[0]], tag)
+    tag = _SENTINELS.sub(lambda match: _VARIABLES[match[0]], tag)
     return _REFERENCE.sub(rf"\g<1>{name}-", tag.replace("'DejaVu Sans'", "var(--font, system-ui, sans-serif)"))
 
 

@@ -74,10 +74,10 @@ def learning_figures(runs: Sequence[Run]) -> list[Drawing]:
     """Loss and metric of each workload."""
     made = []
     for group in groups(runs):
-        for what, read in (("loss", loss_of), ("metric", metric_of)):
+        for quantity, read in (("loss", loss_of), ("metric", metric_of)):
             learned = [curve for trial in group.trials for curve in learned_of(trial, read)]
             if learned:
-                made.append(_drawing(group, what, learned))
+                made.append(_drawing(group, quantity, learned))
     return made
 
 
@@ -170,29 +170,29 @@ def _mean(values: Floats) -> float:
 # -------------------------------------------------------------------------------------------------------- painting
 
 
-def _drawing(group: Group, what: str, learned: Sequence[Learned]) -> Drawing:
+def _drawing(group: Group, quantity: str, learned: Sequence[Learned]) -> Drawing:
     shown = learned[:MOST_SERIES]
-    name = _label(what, learned)
+    name = _label(quantity, learned)
     return Drawing(
-        paint=lambda figure: paint_learning(figure, shown, name, _target(what, group)),
-        name=slug(what, group.key),
+        paint=lambda figure: paint_learning(figure, shown, name, _target(quantity, group)),
+        name=slug(quantity, group.key),
         section="learning",
         title=f"{name[0].upper()}{name[1:]} over steps and over time: {group.name}",
-        caption=caption_of(what, name, learned),
+        caption=caption_of(quantity, name, learned),
         alt=f"{name} over steps and over seconds for {listed([curve.name for curve in shown], MOST_SERIES)}.",
         height_in=4.6 + legend_height_in([curve.name for curve in shown]),
     )
 
 
-def _label(what: str, learned: Sequence[Learned]) -> str:
+def _label(quantity: str, learned: Sequence[Learned]) -> str:
     names = [curve.row.metric_name for curve in learned if curve.row.metric_name]
-    return "training loss" if what == "loss" else names[0] if names else "metric"
+    return "training loss" if quantity == "loss" else names[0] if names else "metric"
 
 
-def _target(what: str, group: Group) -> float | None:
+def _target(quantity: str, group: Group) -> float | None:
     records = (record for trial in group.trials for record in trial.run.training_records)
     aims = (r.target for r in records if r.target is not None and r.case.workload == group.trials[0].rows[0].workload)
-    return next(aims, None) if what == "metric" else None
+    return next(aims, None) if quantity == "metric" else None
 
 
 def paint_learning(figure: Figure, learned: Sequence[Learned], label: str, target: float | None = None) -> None:
@@ -226,15 +226,15 @@ def _paint_one(axes: Axes, x: Floats, curve: Learned, place: int) -> None:
 # ---------------------------------------------------------------------------------------------------------- caption
 
 
-def caption_of(what: str, name: str, learned: Sequence[Learned]) -> str:
+def caption_of(quantity: str, name: str, learned: Sequence[Learned]) -> str:
     """How to read the figure, and the result of each setting after equal steps and after equal time."""
     launches = max(len(curve.values) for curve in learned)
     fresh = "fresh " if learned[0].is_fresh else ""
     of = f"the {fresh}launch" if launches == 1 else f"{counted(launches, f'{fresh}launch')}, bands their range"
     return sentences(
         f"Lines are the mean of {of}{_buckets(learned)}.",
-        _after_equal_steps(what, learned),
-        _after_equal_time(what, learned),
+        _after_equal_steps(quantity, learned),
+        _after_equal_time(quantity, learned),
         f"So few steps show little about the effect of a whole training on the {name}." if _is_short(learned) else "",
         left_out([curve.name for curve in learned], MOST_SERIES),
     )
@@ -259,24 +259,25 @@ def _is_short(learned: Sequence[Learned]) -> bool:
     return max(float(curve.steps[-1]) for curve in learned) < few
 
 
-def _after_equal_steps(what: str, learned: Sequence[Learned]) -> str:
+def _after_equal_steps(quantity: str, learned: Sequence[Learned]) -> str:
     until = min(float(curve.steps[-1]) for curve in learned)
     means = [
-        f"{three_digits(float(np.nanmean(_at(curve, curve.steps, until, what))))} with {curve.name}"
+        f"{three_digits(float(np.nanmean(_at(curve, curve.steps, until, quantity))))} with {curve.name}"
         for curve in learned
     ]
     return f"After {until:.0f} steps, mean over launches: {listed(means, MOST_SERIES)}."
 
 
-def _after_equal_time(what: str, learned: Sequence[Learned]) -> str:
+def _after_equal_time(quantity: str, learned: Sequence[Learned]) -> str:
     """The value of each setting when the first has finished, and which is ahead, if that is shown."""
     until = min(float(curve.seconds[-1]) for curve in learned)
     compared = [curve for curve in learned if curve.seconds[0] <= until * (1 + 1e-9)]
     if len(compared) < 2:  # noqa: PLR2004 - nothing to compare
         return ""
-    sign = 1.0 if what == "loss" or falls(learned[0].row.metric_name) else -1.0
+    sign = 1.0 if quantity == "loss" or falls(learned[0].row.metric_name) else -1.0
     reached = {
-        curve.name: dict(zip(curve.launches, _at(curve, curve.seconds, until, what), strict=True)) for curve in compared
+        curve.name: dict(zip(curve.launches, _at(curve, curve.seconds, until, quantity), strict=True))
+        for curve in compared
     }
     means = {name: float(np.nanmean(list(values.values()))) for name, values in reached.items()}
     texts = listed([f"{three_digits(mean)} with {name}" for name, mean in means.items()], MOST_SERIES)
@@ -307,8 +308,8 @@ def _gains(own: Mapping[int, float], theirs: Mapping[int, float], sign: float) -
     return [gain for gain in gains if np.isfinite(gain)]
 
 
-def _at(curve: Learned, x: Floats, until: float, what: str) -> Floats:
+def _at(curve: Learned, x: Floats, until: float, quantity: str) -> Floats:
     """The mean of each launch over the last tenth before ``until``, for a metric its last value; (launches,)."""
     end = max(1, int(np.searchsorted(x, until * (1 + 1e-9), side="right")))
-    width = max(1, end // LOSS_WINDOW) if what == "loss" else 1
+    width = max(1, end // LOSS_WINDOW) if quantity == "loss" else 1
     return np.array([_mean(line[max(0, end - width) : end]) for line in curve.values])

@@ -21,7 +21,7 @@ from commbench.results import Run
 from commbench.results.info import shares_gpu
 from commbench.results.pairs import Matrix
 from commbench.stats import Floats
-from commbench.units import counted, format_size, three_digits
+from commbench.units import counted, three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,9 +96,8 @@ def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def _drawing(matrix: Matrix, run: Run, prefix: str, name: str) -> Drawing:
-    measured = f"{matrix.case.backend} {matrix.case.operation} {format_size(matrix.case.message_bytes)}"
-    heat = heat_of(matrix, [family for family in straggler_findings(run).families if family.measured == measured])
-    title = f"{prefix}{measured} between every two ranks"
+    heat = heat_of(matrix, [family for family in straggler_findings(run).families if family.measured == matrix.name])
+    title = f"{prefix}{matrix.name} between every two ranks"
     return Drawing(
         paint=lambda figure: paint_heat(figure, heat),
         name=name,

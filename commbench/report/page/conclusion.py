@@ -148,7 +148,7 @@ def _by_backend(run: Run, is_wanted: Callable[[Row], bool]) -> dict[str, list[Ro
 def pairs(run: Run) -> Iterable[Finding]:
     """The range of bandwidths or times over the pairs of ranks of each matrix."""
     matrices = [matrix for matrix in run.matrices if not shares_gpu(matrix.case.backend, run.info)]
-    ranges = {_measured(matrix): _range(matrix) for matrix in matrices}
+    ranges = {matrix.name: _range(matrix) for matrix in matrices}
     texts = [f"{name}: {text}" for name, text in ranges.items() if text]
     if texts:
         launches = max(len(matrix.times_us) for matrix in matrices)
@@ -159,10 +159,6 @@ def pairs(run: Run) -> Iterable[Finding]:
             is_lead=_is_lead(run) and all(row.pattern == MATRIX for row in run.rows),
             more=None if conclude(straggler_findings(run)) else ("pairs", "Every pair of ranks"),
         )
-
-
-def _measured(matrix: Matrix) -> str:
-    return f"{matrix.case.backend} {matrix.case.operation} {format_size(matrix.case.message_bytes)}"
 
 
 def _range(matrix: Matrix) -> str:

@@ -309,10 +309,10 @@ def failed_ranks(run: Run) -> list[str]:
 
 
 def _diagnosis(failed: FailedRank) -> str:
-    who = "the failed rank is unknown" if failed.get("rank") is None else f"rank {failed['rank']}"
+    rank = "the failed rank is unknown" if failed.get("rank") is None else f"rank {failed['rank']}"
     where = f" on host {failed['host']}" if failed.get("host") else ""
     case = f", in {failed['case']}" if failed.get("case") else ""
-    return f"{who}{where} {failed.get('state', '')}{case}."
+    return f"{rank}{where} {failed.get('state', '')}{case}."
 
 
 # --------------------------------------------------------------------------------------------------------- files

@@ -202,9 +202,9 @@ def _subtitle(run: Run) -> str:
     return " · ".join(part for part in (conditions.place(run), when(run.info), status) if part)
 
 
-def _each(runs: Sequence[Run], told: Callable[[Run], Iterable[str]]) -> list[str]:
+def _each(runs: Sequence[Run], sentences_of: Callable[[Run], Iterable[str]]) -> list[str]:
     """The sentences about each run, with its name if there are several runs."""
-    return [f"{run.name}: {text}" if len(runs) > 1 else text for run in runs for text in told(run) if text]
+    return [f"{run.name}: {text}" if len(runs) > 1 else text for run in runs for text in sentences_of(run) if text]
 
 
 def _of(drawings: Iterable[Drawing], *sections: str) -> list[Drawing]:
