@@ -89,3 +89,15 @@ def launches_of(counts: Iterable[int | None]) -> str:
     return (
         f"{distinct[0]} to {counted(distinct[-1], 'launch')}" if len(distinct) > 1 else counted(distinct[0], "launch")
     )
+
+
+#: More names than this are counted instead.
+_MOST_NAMED = 4
+
+
+def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:
+    """``a, b and c``, or for many ``a, b, c, d and 3 more``."""
+    distinct = list(dict.fromkeys(names))
+    if len(distinct) > most:
+        return f"{', '.join(distinct[:most])} and {len(distinct) - most} more"
+    return " and ".join([*([", ".join(distinct[:-1])] if len(distinct) > 1 else []), *distinct[-1:]])

@@ -15,7 +15,7 @@ from commbench.analysis.stragglers.judging import Family, Findings, Straggler
 from commbench.analysis.stragglers.matrix import Links, numbered_hosts
 from commbench.collectives.operations import OPERATIONS
 from commbench.report.columns import Cell, plain_table, printed
-from commbench.report.formats import percent
+from commbench.report.formats import listed, percent
 from commbench.results.pairs import Matrix
 from commbench.results.tables import rows_by
 from commbench.units import counted, format_time, three_digits, time_unit
@@ -195,14 +195,14 @@ def _times(straggler: Straggler) -> str:
 
 def _none(families: Sequence[Family]) -> str:
     counts, detectable = _by_kind(families)
-    units = _listed([counted(count, kind) for kind, count in counts.items()])
-    least = _listed([f"a {kind} {percent(ratio - 1)} slower" for kind, ratio in detectable.items()])
+    units = listed([counted(count, kind) for kind, count in counts.items()])
+    least = listed([f"a {kind} {percent(ratio - 1)} slower" for kind, ratio in detectable.items()])
     return f"none of {units} differs from its peers by more than noise ({least} would have been seen)"
 
 
 def _unjudged(families: Sequence[Family]) -> str:
     counts, _ = _by_kind(families)
-    units = _listed([counted(count, kind) for kind, count in counts.items()])
+    units = listed([counted(count, kind) for kind, count in counts.items()])
     most = [float(np.nanmax(family.judgement.effects, initial=0.0)) for family in families]
     # prefer the coarsest of near-equals: every link of a slow host is slow
     worst = next(family for family, effect in zip(families, most, strict=True) if effect >= 0.8 * max(most))
@@ -224,7 +224,3 @@ def _by_kind(families: Sequence[Family]) -> tuple[dict[str, int], dict[str, floa
         counts[family.kind] = max(counts.get(family.kind, 0), family.count)
         detectable[family.kind] = max(detectable.get(family.kind, 1.0), family.judgement.detectable)
     return counts, detectable
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), words[-1]])

@@ -14,7 +14,8 @@ from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.report.figures.buckets import Line, lines_of
 from commbench.report.figures.drawing import LEAST_RATIO, MOST_SERIES
 from commbench.report.figures.sizes import RATE, Curve, Family, broken, families, not_drawn, panels_of
-from commbench.report.figures.words import Group, groups, left_out, listed, sentences
+from commbench.report.figures.words import Group, groups, left_out, sentences
+from commbench.report.formats import listed
 from commbench.results import Run
 from commbench.units import format_size, three_digits
 

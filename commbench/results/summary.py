@@ -187,7 +187,7 @@ def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
         rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
     for key in _slowest_groups(rows):
         rows[key] = dataclasses.replace(rows[key], flags=add_flag(rows[key].flags, "slowest_group"))
-    return dict(sorted(rows.items(), key=lambda pair: _order(pair[1])))
+    return dict(sorted(rows.items(), key=lambda pair: order_of_row(pair[1])))
 
 
 def _slowest_groups(rows: Mapping[RowKey, Row]) -> list[RowKey]:
@@ -448,7 +448,8 @@ def is_wide(
     return (high - low) / 2 > max(float(target) * value, at_least)
 
 
-def _order(row: Row) -> tuple[Any, ...]:
+def order_of_row(row: Row) -> tuple[Any, ...]:
+    """Return the sort key of a row; see `keyed_rows`."""
     keys = (pattern_order(row.pattern), row.dtype, row.redop, row.in_place, row.root, row.message_bytes, row.backend)
     return (_PLACES[row.operation], *((key is not None, key) for key in keys))
 

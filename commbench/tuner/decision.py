@@ -24,7 +24,6 @@ from commbench.results.recommendation import (
     Verdict,
     alters_learning,
     fresh_extent,
-    paragraph,
     setting_of,
 )
 from commbench.results.summary import condition_flags, launch_flags
@@ -48,8 +47,6 @@ from commbench.tuner.effort import exhaustive_steps, launch_advice, measured_ste
 from commbench.tuner.learning import accuracy_warning
 from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
 from commbench.units import counted
-
-__all__ = ["Recommendation", "candidates", "comparable", "paragraph", "recommend"]
 
 #: Never recommended: instruments only measure, and `LOCAL` exchanges no gradients.
 INSTRUMENTS = frozenset({LOCAL, *(name for name, spec in HOOKS.items() if spec.is_instrument)})

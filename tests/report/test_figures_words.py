@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from commbench.report.figures.drawing import Estimate
-from commbench.report.figures.words import left_out, listed, number_text, run_names, shown_apart, time_text
+from commbench.report.figures.words import left_out, number_text, run_names, shown_apart, time_text
+from commbench.report.formats import listed
 from commbench.results import Run
 
 

@@ -20,11 +20,11 @@ from commbench.launch.ledger import Ledger
 from commbench.launch.standalone import _Standalone
 from commbench.results import Store
 from commbench.results.plan import RunRequest, missing_cases, next_launch
-from commbench.results.recommendation import setting_of
+from commbench.results.recommendation import Recommendation, setting_of
 from commbench.results.record_types import AnyRecord, training_records
 from commbench.results.writing import check_plan
 from commbench.stats.budgets import TUNING_BUDGETS
-from commbench.tuner.decision import Recommendation, recommend
+from commbench.tuner.decision import recommend
 from commbench.tuner.predictions import with_search
 
 #: Rates of a link at which communication decides, matters, and does not.

@@ -37,7 +37,6 @@ from commbench.stats import Floats, Interval
 #: A picosecond: shorter than any measured time, so that computed values stay finite.
 SHORTEST_US = 1e-6
 
-__all__ = ["Curve", "Segment", "fit_curve"]
 
 #: A single size cannot separate start-up time from bandwidth.
 LEAST_CURVE = 2

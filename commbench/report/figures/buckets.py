@@ -23,7 +23,8 @@ from commbench.report.figures.drawing import (
     plot_crosses,
     slug,
 )
-from commbench.report.figures.words import Group, Trial, groups, left_out, listed, number_text, sentences, setting_name
+from commbench.report.figures.words import Group, Trial, groups, left_out, number_text, sentences, setting_name
+from commbench.report.formats import listed
 from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.info import is_live

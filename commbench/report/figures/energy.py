@@ -20,7 +20,8 @@ from commbench.report.figures.drawing import (
     plot_series,
     slug,
 )
-from commbench.report.figures.words import Group, groups, left_out, listed, prefixes, sentences, setting_name
+from commbench.report.figures.words import Group, groups, left_out, prefixes, sentences, setting_name
+from commbench.report.formats import listed
 from commbench.report.state import counted_energy
 from commbench.results import Run
 from commbench.units import format_size, three_digits

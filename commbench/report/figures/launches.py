@@ -13,8 +13,8 @@ from commbench.ddp.plan.cases import CONFIRM, hook_position
 from commbench.engine.flags import split_flags
 from commbench.engine.records import Row
 from commbench.report.figures.drawing import INK, MUTED, Drawing, log_axis, look
-from commbench.report.figures.words import cap_name, listed, prefixes, sentences
-from commbench.report.formats import launches_of
+from commbench.report.figures.words import cap_name, prefixes, sentences
+from commbench.report.formats import launches_of, listed
 from commbench.report.groups import brief
 from commbench.results import Run
 from commbench.results.summary import keyed_records, launch_flags, launch_medians

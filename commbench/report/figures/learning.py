@@ -24,7 +24,8 @@ from commbench.report.figures.drawing import (
     look,
     slug,
 )
-from commbench.report.figures.words import Group, Trial, case_of, groups, left_out, listed, sentences, setting_name
+from commbench.report.figures.words import Group, Trial, case_of, groups, left_out, sentences, setting_name
+from commbench.report.formats import listed
 from commbench.report.training import hook_label
 from commbench.results import Run
 from commbench.results.trained import LOSS_WINDOW, falls, median, trained

@@ -12,7 +12,8 @@ import numpy as np
 from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.report.figures.drawing import GRID, INK, MOST_SERIES, MUTED, SERIES, Drawing, Style
-from commbench.report.figures.words import listed, prefixes, sentences
+from commbench.report.figures.words import prefixes, sentences
+from commbench.report.formats import listed
 from commbench.results import Run
 from commbench.results.info import is_live
 from commbench.results.losses import Loss

@@ -15,7 +15,8 @@ from commbench.analysis.stragglers.judging import ANY, Family, Straggler
 from commbench.analysis.stragglers.matrix import numbered_hosts
 from commbench.collectives.operations import OPERATIONS
 from commbench.report.figures.drawing import BAD, PAPER, Drawing, Style, plain, plain_time, slug
-from commbench.report.figures.words import listed, prefixes, sentences
+from commbench.report.figures.words import prefixes, sentences
+from commbench.report.formats import listed
 from commbench.report.matrix import name_range, rate_unit, why_unjudged
 from commbench.results import Run
 from commbench.results.info import shares_gpu

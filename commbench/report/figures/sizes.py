@@ -31,16 +31,8 @@ from commbench.report.figures.drawing import (
     plot_series,
     slug,
 )
-from commbench.report.figures.words import (
-    left_out,
-    listed,
-    number_text,
-    run_names,
-    sentences,
-    shown_apart,
-    time_text,
-    varying,
-)
+from commbench.report.figures.words import left_out, number_text, run_names, sentences, shown_apart, time_text, varying
+from commbench.report.formats import listed
 from commbench.results import Run
 from commbench.results.info import RunInfo, measures_interconnect
 from commbench.results.tables import rows_by

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from commbench.report.figures.drawing import GRID, INK, MUTED, PAPER, SERIES, SHADE, Drawing, Style, slug
-from commbench.report.figures.words import listed, prefixes, sentences
+from commbench.report.figures.words import prefixes, sentences
+from commbench.report.formats import listed
 from commbench.report.topology import topology_remarks
 from commbench.results import Run
 from commbench.results.info import RunInfo

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name
 from commbench.ddp.plan.records import TrainingRow
 from commbench.report.figures.drawing import Estimate
+from commbench.report.formats import listed
 from commbench.report.state import undecided
 from commbench.report.training import hook_label
 from commbench.results import Run
@@ -20,8 +21,6 @@ from commbench.results.recommendation import Choice, Recommendation, setting_of
 from commbench.results.tables import rows_by
 from commbench.units import format_time, three_digits
 
-#: More names than this are counted instead.
-_MOST_NAMED = 4
 #: Words of a name, and separators between them.
 _WORDS = re.compile(r"([_/ -])")
 
@@ -58,14 +57,6 @@ def prefixes(runs: Sequence[Run]) -> list[str]:
 def varying(choices: Sequence[Mapping[str, object]]) -> list[str]:
     """The names of the fields that differ between choices, in the order of the first."""
     return [name for name in (choices[0] if choices else ()) if len({str(choice[name]) for choice in choices}) > 1]
-
-
-def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:
-    """``a, b and c``, or for many ``a, b, c, d and 3 more``."""
-    distinct = list(dict.fromkeys(names))
-    if len(distinct) > most:
-        return f"{', '.join(distinct[:most])} and {len(distinct) - most} more"
-    return " and ".join([*([", ".join(distinct[:-1])] if len(distinct) > 1 else []), *distinct[-1:]])
 
 
 def sentences(*parts: str) -> str:

@@ -12,8 +12,7 @@ from commbench.analysis.runs import all_rank_rows, growths, straggler_findings
 from commbench.analysis.scaling import Growth, order_of
 from commbench.analysis.stragglers.judging import Straggler
 from commbench.collectives.composed import MATRIX
-from commbench.collectives.operations import OPERATIONS
-from commbench.collectives.patterns import makes_groups, pattern_order
+from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import OverlapRow, Row
 from commbench.report.columns import (
     MOST_LINES,
@@ -38,6 +37,7 @@ from commbench.results import PAIRS, SUMMARY, Run
 from commbench.results.info import measures_interconnect
 from commbench.results.overhead import Overhead, overheads
 from commbench.results.pairs import PairRow, pair_table
+from commbench.results.summary import order_of_row
 from commbench.results.tables import rows_of
 from commbench.units import format_size
 
@@ -52,19 +52,12 @@ def collective_tables(runs: Sequence[Run]) -> list[Table]:
     """
     rows = [(run.name, row) for run in runs for row in all_rank_rows(run) if row.pattern != MATRIX]
     about = explain_time(runs)
-    groups = itertools.groupby(sorted(rows, key=_order), key=_table_of)
+    groups = itertools.groupby(sorted(rows, key=lambda named: order_of_row(named[1])), key=_table_of)
     return [_collective_table(list(group), about) for _, group in groups]
 
 
 def _table_of(named: Named[Row]) -> tuple[str, str]:
     return named[1].operation, named[1].pattern
-
-
-def _order(named: Named[Row]) -> tuple[Any, ...]:
-    row = named[1]
-    others = (row.dtype, row.redop, row.in_place, row.root, row.message_bytes, row.backend)
-    place = (list(OPERATIONS).index(row.operation), pattern_order(row.pattern))
-    return (*place, *((other is not None, other) for other in others))
 
 
 def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
