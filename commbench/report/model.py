@@ -9,7 +9,8 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from commbench.analysis.prediction.curves import Curve, Segment
+from commbench.analysis.prediction.curves import Curve
+from commbench.analysis.prediction.fits import Segment
 from commbench.analysis.prediction.network import LEAST_SIZES, CurveKey, NetworkModel
 from commbench.analysis.runs import network_model
 from commbench.report.columns import Column, Ends, Field, Table, ends, make_tables, number, printed, tabulate
