@@ -9,6 +9,8 @@ from commbench.units import counted, decimals, format_time, time_unit
 
 #: An interval that ends beyond this multiple of the value is shown as "wide".
 UNBOUNDED = 20
+#: More names than this are counted instead.
+_MOST_NAMED = 4
 _NARROW_SPACE = "\u202f"
 
 
@@ -89,10 +91,6 @@ def launches_of(counts: Iterable[int | None]) -> str:
     return (
         f"{distinct[0]} to {counted(distinct[-1], 'launch')}" if len(distinct) > 1 else counted(distinct[0], "launch")
     )
-
-
-#: More names than this are counted instead.
-_MOST_NAMED = 4
 
 
 def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:

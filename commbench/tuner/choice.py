@@ -30,14 +30,16 @@ from commbench.tuner.decision import comparable
 #: Priors of standard deviations of logarithms, with their weight in observations: of predicted against true speedups,
 #: and of a measured speedup between launches.
 MODEL_ERROR, LAUNCH_SPREAD = (0.10, 2), (0.03, 3)
-
-
 #: Lower bound of the model's error.
 LEAST_MODEL_ERROR = 0.01
-
-
 #: Standard error of a median over that of a mean, of normally distributed values: sqrt(pi / 2).
 _MEDIAN_OVER_MEAN = 1.2533
+#: One-sided 95 % quantile of the normal distribution.
+_ONE_SIDED_95 = 1.645
+#: A setting predicted to take this many times as long as the fastest is not measured; noise cannot explain that.
+HOPELESS = 3.0
+
+# ------------------------------------------------------------------------------------------------ spreads and posterior
 
 
 def block_spread(records: Iterable[TrainingRecord]) -> float:
@@ -135,10 +137,7 @@ def _posterior_deviation(prior: tuple[float, int], squares: float, freedom: int)
     return math.sqrt((worth * believed**2 + squares) / (worth + freedom))
 
 
-#: One-sided 95 % quantile of the normal distribution.
-_ONE_SIDED_95 = 1.645
-#: A setting predicted to take this many times as long as the fastest is not measured; noise cannot explain that.
-HOPELESS = 3.0
+# --------------------------------------------------------------------------------------------------- choice of settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,6 +316,9 @@ def _measured(estimate: Trained | None, base: Trained | None) -> dict[int, float
 #: Bytes of gradients in the buckets whose messages are timed: from the model's size, at most the larger limit, down to
 #: the smaller one, by the factor.
 SMALLEST_BUCKET, LARGEST_BUCKET, FACTOR = 4096, 64 * MIB, 4
+
+
+# ---------------------------------------------------------------------------------------------------------- predictions
 
 
 def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backend: str) -> list[Case]:

@@ -37,6 +37,11 @@ from commbench.units import algbw_GBps, format_link_rate, format_size
 _LEVEL = 0.95
 #: Halvings of the range of densities for an end of an interval: to 10 %.
 _HALVINGS = 7
+PREDICTED = "predicted"
+#: Bucket sizes compared on each network; the step hardly differs between more.
+_CAPS = 6
+#: Above this share of start-ups nothing is predicted if start-ups between hosts are unmeasured.
+_MOST_UNKNOWN = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +152,7 @@ class UncertainSteps:
         return math.hypot(*below), math.hypot(*above)
 
 
-PREDICTED = "predicted"
-#: Bucket sizes compared on each network; the step hardly differs between more.
-_CAPS = 6
-#: Above this share of start-ups nothing is predicted if start-ups between hosts are unmeasured.
-_MOST_UNKNOWN = 0.5
+# ----------------------------------------------------------------------------------------------------------------- rows
 
 
 def _column(about: str, default: Any = None) -> Any:  # noqa: ANN401 - a field of any type

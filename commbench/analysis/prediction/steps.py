@@ -30,6 +30,8 @@ from commbench.hooks.registry import find_hook
 
 #: Buckets whose sizes differ by less than this factor cannot separate a fixed cost from a cost per byte.
 LEAST_SIZE_RATIO = 2.0
+#: A message so small that its time is latency.
+LATENCY_BYTES = 4
 
 
 def messages_of(
@@ -128,8 +130,7 @@ def _line(sizes: Sequence[float], costs: Sequence[float]) -> tuple[float, float]
     return (fixed, slope) if fixed >= 0 else proportional
 
 
-#: A message so small that its time is latency.
-LATENCY_BYTES = 4
+# ------------------------------------------------------------------------------------------------------------ the model
 
 
 class NotTrainedError(InputError):

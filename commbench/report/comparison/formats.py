@@ -59,6 +59,8 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
     return Group(*parts, *map(Text, [*closing(table), *last]))
 
 
+# --------------------------------------------------------------------------------------------------------- CSV and JSON
+
 SCHEMA = 1
 
 
@@ -114,7 +116,7 @@ class ComparisonRow:
 
 
 COMPARISON_COLUMNS = tuple(f.name for f in fields(ComparisonRow))
-_ASKED = {f.name for asked in (Case, TrainingCase) for f in fields(asked)} & set(COMPARISON_COLUMNS)
+_CASE_COLUMNS = {f.name for case_class in (Case, TrainingCase) for f in fields(case_class)} & set(COMPARISON_COLUMNS)
 
 
 def comparison_rows(table: ComparisonTable, threshold: float) -> list[ComparisonRow]:
@@ -134,7 +136,7 @@ def comparison_rows(table: ComparisonTable, threshold: float) -> list[Comparison
 
 def _identity(case: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> dict[str, Any]:
     """The columns that identify a case."""
-    fields = {name: getattr(case.case, name) for name in _ASKED if hasattr(case.case, name)}
+    fields = {name: getattr(case.case, name) for name in _CASE_COLUMNS if hasattr(case.case, name)}
     if isinstance(case.case, TrainingCase):
         return {**fields, "kind": "training", "case": names[case.case]}
     size = case.case.message_bytes or None  # operations without data

@@ -220,6 +220,8 @@ def _text(text: str) -> str:
     return escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
+# ------------------------------------------------------------------------------------------------------ series and axes
+
 #: Most series that can be told apart; the caption names the others.
 MOST_SERIES = 8
 #: Most sizes named on an axis.
@@ -384,20 +386,21 @@ def legend(figure: Figure, axes: Axes) -> None:
     handles, names = axes.get_legend_handles_labels()
     if len(names) < 2:  # noqa: PLR2004 - one needs no name
         return
+    columns = min(_legend_columns(names), len(names))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, handlelength=3.0, columnspacing=1.2)
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    """Return the number of columns in which the longest name fits."""
     longest = max(map(len, names))
-    columns = next((columns for most, columns in _LEGEND_COLUMNS if longest <= most), 1)
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=min(columns, len(names)), handlelength=3.0, columnspacing=1.2
-    )
+    return next((columns for most, columns in _LEGEND_COLUMNS if longest <= most), 1)
 
 
 def legend_height_in(names: Sequence[str]) -> float:
     """Return the height in inches that `legend` needs."""
     if len(names) < 2:  # noqa: PLR2004 - as there
         return 0.0
-    longest = max(map(len, names))
-    columns = next((columns for most, columns in _LEGEND_COLUMNS if longest <= most), 1)
-    return 0.1 + 0.19 * math.ceil(len(names) / columns)
+    return 0.1 + 0.19 * math.ceil(len(names) / _legend_columns(names))
 
 
 def nothing_here(axes: Axes, text: str) -> None:
