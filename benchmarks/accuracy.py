@@ -422,7 +422,7 @@ def _format_ratio(ratio: float, low: float | None, high: float | None) -> str:
 def conduct(options: argparse.Namespace) -> int:
     """Run all launches, write and show the results; return the exit code."""
     out = empty_out(options.out, "accuracy")
-    launcher = choose_launcher(requested="mpirun")
+    launcher = choose_launcher("mpirun")
     check_slots(RANKS, launcher)
     console, started = make_console(), datetime.now(timezone.utc).isoformat(timespec="seconds")
     launches: list[dict[str, Any]] = []

@@ -37,7 +37,7 @@ from commbench.engine.setup import prepare
 from commbench.engine.timing.loops import quiet_interpreter
 from commbench.errors import CommbenchError, InputError, LaunchError, UnsupportedError
 from commbench.launch.identity import identify
-from commbench.launch.launchers import choose_launcher
+from commbench.launch.launchers import Placement, choose_launcher
 from commbench.launch.rank import leave
 from commbench.results.tables import csv_text
 from commbench.stats import median, median_interval
@@ -173,7 +173,7 @@ def start_ranks(options: argparse.Namespace) -> list[Row]:
         InputError: they cannot be started, or a backend cannot be opened.
         LaunchError: they ended without a result.
     """
-    launcher = choose_launcher(oversubscribe=True)
+    launcher = choose_launcher(placement=Placement(oversubscribe=True))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
         program = [__file__, "--backend", options.backend, "--rounds", str(options.rounds), "--found", str(file)]

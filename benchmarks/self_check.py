@@ -133,7 +133,7 @@ def show(tables: Sequence[ComparisonTable], console: Console) -> int:
 def check(options: argparse.Namespace) -> int:
     """Measure and judge all pairs; return the exit code."""
     out = empty_out(options.out, "self_check")
-    launcher = choose_launcher(requested="mpirun")
+    launcher = choose_launcher("mpirun")
     check_slots(RANKS, launcher)
     sweep = Sweep(
         operations=tuple(options.operations.split(",")),

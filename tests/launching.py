@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from commbench.launch.events import CaseFinished, CaseProgress, Event, Notice, RankOutput
-from commbench.launch.launchers import MpirunLauncher, choose_launcher
+from commbench.launch.launchers import MpirunLauncher, Placement, choose_launcher
 from commbench.results import Store, load_run
 from commbench.results.plan import RunRequest
 from commbench.results.record_types import AnyCase, AnyRecord
@@ -69,7 +69,7 @@ class Recorder:
 def mpirun(**options: object) -> MpirunLauncher:
     """Return the real mpirun; the test is skipped where there is none."""
     pytest.importorskip("mpi4py")
-    launcher = choose_launcher(oversubscribe=True)
+    launcher = choose_launcher(placement=Placement(oversubscribe=True))
     if not isinstance(launcher, MpirunLauncher):
         pytest.skip("needs Open MPI's mpirun")
     return MpirunLauncher(mpirun=launcher.mpirun, oversubscribe=True, **options)  # type: ignore[arg-type]

@@ -22,7 +22,14 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.errors import InputError
 from commbench.launch.conductor import conduct
 from commbench.launch.identity import Identity, identify
-from commbench.launch.launchers import Launcher, check_interface, check_slots, choose_launcher, interface_variables
+from commbench.launch.launchers import (
+    Launcher,
+    Placement,
+    check_interface,
+    check_slots,
+    choose_launcher,
+    interface_variables,
+)
 from commbench.launch.standalone import AFTER_RANK_0_S, run_standalone
 from commbench.report.page import write_page
 from commbench.results import Run, Store, load_run
@@ -127,15 +134,15 @@ def find_launcher(settings: Settings) -> Launcher:
     Raises:
         InputError: there is none, or it does not support a requested option.
     """
-    return choose_launcher(
-        requested=settings.launcher,
+    placement = Placement(
         hostfile=settings.hostfile,
         oversubscribe=settings.oversubscribe,
-        extra=[word for text in settings.launcher_arg or () for word in shlex.split(text)],
+        extra=tuple(word for text in settings.launcher_arg or () for word in shlex.split(text)),
         ranks_per_node=settings.ranks_per_node,
         bind_to=settings.bind_to,
         interface=settings.interface,
     )
+    return choose_launcher(settings.launcher, placement)
 
 
 def default_ranks(launcher: Launcher, by_gpus: Callable[[], int | None] = lambda: None) -> int:

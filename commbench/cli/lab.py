@@ -75,16 +75,8 @@ def run(
     ] = None,
 ) -> int:
     """Emulate a cluster, run a command on its first host, and remove the cluster; the exit code is the command's."""
-    return run_in_lab(
-        hosts,
-        rate,
-        command,
-        ranks_per_host=ranks_per_host,
-        slow=slow or (),
-        racks=racks,
-        uplink=uplink,
-        name=name,
-    )
+    plan = LabPlan.parse(hosts, rate, ranks_per_host=ranks_per_host, slow=slow or (), racks=racks, uplink=uplink)
+    return run_in_lab(plan, command, name)
 
 
 @app.command(epilog=NOT_EMULATED)

@@ -120,16 +120,19 @@ def _trains_over(backends: Sequence[str] | None) -> str | None:
     return AUTO_BACKEND if len(suitable) > 1 else next(iter(suitable), None)
 
 
+SuiteName = Annotated[
+    str,
+    typer.Argument(
+        help="A suite of commbench (quick, collectives, p2p, patterns, matrix, parallelism), or a Python file that "
+        "sets SUITE."
+    ),
+]
+
+
 @takes_settings
 def run(
     settings: Settings,
-    suite: Annotated[
-        str,
-        typer.Argument(
-            help="A suite of commbench (quick, collectives, p2p, patterns, matrix, parallelism), or a Python file "
-            "that sets SUITE."
-        ),
-    ] = "quick",
+    suite: SuiteName = "quick",
     collective: Collective = None,
     sizes: Sizes = None,
     min_bytes: MinBytes = None,

@@ -157,45 +157,50 @@ def check_measured_rate(rates_bps: Sequence[float | None], links: Iterable[Link]
 
 FORMATS = ("table", "csv", "json")
 
+Runs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...", help="Run directories measured under the same conditions: collectives, training, or both."
+    ),
+]
+WorldSizes = Annotated[
+    str,
+    typer.Option(
+        "--world-size",
+        "--world-sizes",
+        metavar="RANKS",
+        help="Numbers of ranks: a list and ranges, e.g. 6,8:1024 (factor 2).",
+    ),
+]
+Rates = Annotated[
+    str | None,
+    typer.Option(
+        "--rate", metavar="RATES", help="Rates of every host's link to predict for: e.g. measured,1gbit,25gbit."
+    ),
+]
+RanksPerNode = Annotated[
+    int | None, typer.Option("--ranks-per-node", metavar="K", help="Ranks on each host; by default as measured.")
+]
+Sizes = Annotated[
+    str | None,
+    typer.Option("--sizes", metavar="SIZES", help="Message sizes; by default three of the measured ones."),
+]
+OnlyWorkload = Annotated[
+    str | None, typer.Option("--workload", metavar="NAME", help="Only this workload of the trained ones.")
+]
+OnlyHooks = Annotated[str | None, typer.Option("--hook", metavar="HOOKS", help="Only these hooks of the trained ones.")]
+Format = Annotated[str, typer.Option("--format", metavar="STYLE", help=f"How rows are printed: {', '.join(FORMATS)}.")]
+
 
 def predict(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...", help="Run directories measured under the same conditions: collectives, training, or both."
-        ),
-    ],
-    world_size: Annotated[
-        str,
-        typer.Option(
-            "--world-size",
-            "--world-sizes",
-            metavar="RANKS",
-            help="Numbers of ranks: a list and ranges, e.g. 6,8:1024 (factor 2).",
-        ),
-    ],
-    rate: Annotated[
-        str | None,
-        typer.Option(
-            "--rate", metavar="RATES", help="Rates of every host's link to predict for: e.g. measured,1gbit,25gbit."
-        ),
-    ] = None,
-    ranks_per_node: Annotated[
-        int | None, typer.Option("--ranks-per-node", metavar="K", help="Ranks on each host; by default as measured.")
-    ] = None,
-    sizes: Annotated[
-        str | None,
-        typer.Option("--sizes", metavar="SIZES", help="Message sizes; by default three of the measured ones."),
-    ] = None,
-    workload: Annotated[
-        str | None, typer.Option("--workload", metavar="NAME", help="Only this workload of the trained ones.")
-    ] = None,
-    hook: Annotated[
-        str | None, typer.Option("--hook", metavar="HOOKS", help="Only these hooks of the trained ones.")
-    ] = None,
-    output_format: Annotated[
-        str, typer.Option("--format", metavar="STYLE", help=f"How rows are printed: {', '.join(FORMATS)}.")
-    ] = "table",
+    paths: Runs,
+    world_size: WorldSizes,
+    rate: Rates = None,
+    ranks_per_node: RanksPerNode = None,
+    sizes: Sizes = None,
+    workload: OnlyWorkload = None,
+    hook: OnlyHooks = None,
+    output_format: Format = "table",
 ) -> int:
     """Predict collectives and DDP training on more ranks and other links from runs alone, with the expected error.
 

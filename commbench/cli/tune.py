@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Annotated, cast, get_args
+from typing import Annotated
 
 import typer
 
@@ -34,12 +33,11 @@ from commbench.cli.train import (
     training_ranks,
     write_recommendation,
 )
-from commbench.ddp.plan.cases import canonical_cap
 from commbench.ddp.plan.workload import WorkloadFacts
-from commbench.errors import InputError, check_choice
+from commbench.errors import InputError
 from commbench.launch.probe import probe_workload
 from commbench.live.command import find_program, name_of, tune_training
-from commbench.live.options import AUTO, LiveOptions, Then, checked_hooks
+from commbench.live.options import AUTO, LiveOptions, checked_caps, checked_hooks, checked_then
 from commbench.results import load_run
 from commbench.stats.budgets import TUNING_BUDGETS
 from commbench.tuner.stages import TuningPlan
@@ -130,61 +128,67 @@ def tune(
     with the default in fresh launches; only these decide. Inside mpirun, torchrun or srun this process is one rank of
     one launch; repeat the command with the same --out until it says that nothing is left.
     """
-    if settings.time_limit is not None and not settings.time_limit > 0:
-        raise InputError(f"--time-limit {settings.time_limit:g} was asked for; give more than 0 s.")
     check_counts({"--steps": steps, "--threads": threads, "--batch": batch, "--confirm-launches": confirm_launches})
     command, given = command_behind(context), given_options(context)
-    _check_options(given, has_command=command is not None)
-    caps = _caps(bucket_cap_mb)
+    _check_options(given, settings.time_limit, steps, has_command=command is not None)
+    caps = checked_caps(split_names(bucket_cap_mb) or ())
+    hooks = checked_hooks(split_names(allow) or ()) if command is None or "allow" in given else ["none"]
     if command is not None:
-        hooks = checked_hooks(split_names(allow) or ()) if "allow" in given else ["none"]
         return _start(settings, command, caps=caps, hooks=hooks, steps=steps, then=then)
-    if steps is not None and steps < FEWEST_STEPS:
-        raise InputError(f"--steps {steps} was asked for; the first 3 are not timed, so give at least {FEWEST_STEPS}.")
-    chosen, hooks = find_budget(TUNING_BUDGETS, budget), checked_hooks(split_names(allow) or ())
-    asked = check_training_backend(backend)
+    chosen, asked = find_budget(TUNING_BUDGETS, budget), check_training_backend(backend)
     allowed = check_accuracy_loss(max_accuracy_loss)
 
     def plan(place: Place) -> Task:
-        if place.ranks < 2:  # noqa: PLR2004 - one rank has nobody to exchange gradients with
-            raise InputError(f"Tuning DDP takes 2 ranks or more and -n is {place.ranks}; raise it.")
-        known = known_facts(settings, workload, batch)
-        chosen_backend, left_out = backend_at(place, asked, workload)
-        facts = known or probe_workload(workload, batch, hooks, backend=chosen_backend)
-        task = tuning_task(
-            TuningPlan(
-                workload=workload,
-                facts=facts,
-                ranks=place.ranks,
-                seed=draw_seed(settings.seed_or_resumed()),
-                budget=chosen,
-                hooks=hooks,
-                caps=caps,
-                backend=chosen_backend,
-                max_accuracy_loss=allowed,
-                confirm_launches=confirm_launches,
-                steps=steps,
-                threads=threads,
-                case_timeout_s=settings.case_timeout,
-                time_limit_s=settings.time_limit,
-            )
+        _check_ranks(place)
+        trains_over, left_out = backend_at(place, asked, workload)
+        tuning = TuningPlan(
+            workload=workload,
+            facts=known_facts(settings, workload, batch) or probe_workload(workload, batch, hooks, backend=trains_over),
+            ranks=place.ranks,
+            seed=draw_seed(settings.seed_or_resumed()),
+            budget=chosen,
+            hooks=hooks,
+            caps=caps,
+            backend=trains_over,
+            max_accuracy_loss=allowed,
+            confirm_launches=confirm_launches,
+            steps=steps,
+            threads=threads,
+            case_timeout_s=settings.case_timeout,
+            time_limit_s=settings.time_limit,
         )
-        return dataclasses.replace(task, left_out=[*task.left_out, *left_out])
+        return tuning_task(tuning, left_out)
 
     return carry_out(settings, plan, lambda: training_ranks(asked))
 
 
-def _check_options(given: Mapping[str, str], *, has_command: bool) -> None:
-    """Refuse options that do not apply.
+def _check_options(
+    given: Mapping[str, str], time_limit_s: float | None, steps: int | None, *, has_command: bool
+) -> None:
+    """Refuse options that do not apply, and numbers that are too small.
 
     Raises:
         InputError: there is one.
     """
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise InputError(f"--time-limit {time_limit_s:g} was asked for; give more than 0 s.")
     if not has_command and "then" in given:
         raise InputError("--then was given and applies to a training only; put the command of one behind --.")
     others = [option for name, option in given.items() if name not in LIVE_OPTIONS]
     if has_command and others:
         raise InputError(f"{others[0]} was given and does not apply to the training of a COMMAND; leave it out.")
+    if not has_command and steps is not None and steps < FEWEST_STEPS:
+        raise InputError(f"--steps {steps} was asked for; the first 3 are not timed, so give at least {FEWEST_STEPS}.")
+
+
+def _check_ranks(place: Place) -> None:
+    """Refuse fewer than 2 ranks, which exchange no gradients.
+
+    Raises:
+        InputError: there are fewer.
+    """
+    if place.ranks < 2:  # noqa: PLR2004 - the fewest that exchange gradients
+        raise InputError(f"Tuning DDP takes 2 ranks or more and -n is {place.ranks}; raise it.")
 
 
 def _start(
@@ -197,7 +201,6 @@ def _start(
     then: str,
 ) -> int:
     """Start the command of a training and tune it; return the command's exit code."""
-    check_choice("value of --then", then, get_args(Then))
     find_program(command)
     workload = name_of(command)
     out = settings.out or default_out(short_name("tune", workload))
@@ -208,7 +211,7 @@ def _start(
         allow=tuple(hooks),
         steps=steps,
         time_limit_s=settings.time_limit,
-        then=cast("Then", then),
+        then=checked_then(then),
         seed=draw_seed(settings.seed),
         argv=tuple(command),
         invocation=uuid.uuid4().hex,
@@ -216,12 +219,13 @@ def _start(
     return tune_training(command, options)
 
 
-def tuning_task(plan: TuningPlan) -> Task:
-    """The stages of a tuning, and its conclusion."""
+def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
+    """The stages of a tuning, and its conclusion; ``left_out`` as in `Task`."""
     return Task(
         name=short_name("tune", plan.workload),
         requests=[plan.network_request(), plan.calibrate_request()],
         stages=plan.stages(),
+        left_out=left_out,
         info=plan.info,
         identity={
             "workload": plan.workload,
@@ -247,8 +251,3 @@ def known_facts(settings: Settings, workload: str, batch: int | None) -> Workloa
         return None
     facts = WorkloadFacts.from_json(info["facts"])
     return facts if batch in {None, facts.batch_size} else None
-
-
-def _caps(text: str) -> list[str]:
-    """The named bucket sizes; none for `AUTO`."""
-    return [] if text.strip() == AUTO else [canonical_cap(cap) for cap in split_names(text) or ()]

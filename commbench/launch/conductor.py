@@ -12,7 +12,7 @@ from commbench.errors import InputError, LaunchError
 from commbench.launch.diagnosis import Ending
 from commbench.launch.events import Listener, Notice, RankOutput
 from commbench.launch.launchers import Launcher
-from commbench.launch.ledger import LaunchLedger, Ledger
+from commbench.launch.ledger import LaunchLedger, Ledger, Remaining
 from commbench.launch.signals import Interrupts
 from commbench.launch.supervisor import Supervisor
 from commbench.results import Store
@@ -154,23 +154,23 @@ class _StageRun:
 
     def _plan(self, launch: int) -> LaunchLedger:
         """Plan one start of a launch."""
-        left = [cases for number in self.launches if (cases := self._missing(number))]
         begun, request = time.monotonic(), self.request
+        total = len(request.cases) * len(self.launches)
+        remaining = Remaining.of(request, map(self._missing, self.launches), total=total)
         plan = plan_launch(
             request,
             self.ledger.store.records,
             launch,
             slice_s=self.times.slice_s(
                 begun,
-                slices=sum(map(request.slices, left)) + request.later_slices,
-                launches=len(left) + request.later_launches,
+                slices=remaining.slices + request.later_slices,
+                launches=remaining.launches + request.later_launches,
                 whole=request.later_slices > 0,
             ),
             deadline_s=self.times.deadline_s(begun, whole=self._may_use_whole_limit(launch)),
             left_out=self.ledger.failed,
         )
-        total = len(request.cases) * len(self.launches)
-        return LaunchLedger(self.ledger, request, plan, times=self.times, begun=begun, left=left, total=total)
+        return LaunchLedger(self.ledger, request, plan, times=self.times, begun=begun, remaining=remaining)
 
     def _supervise(self, launch: LaunchLedger) -> Ending:
         """Run one start of a launch; return how it ended, having entered that."""

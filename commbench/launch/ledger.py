@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from commbench.ddp.plan.records import TrainingRecord
@@ -179,6 +180,29 @@ class Ledger:
         self._rows_written = len(self.store.records)
 
 
+@dataclass(kw_only=True)
+class Remaining:
+    """What the launches of a stage have still to measure."""
+
+    cases: int
+    slices: float
+    launches: int
+    """Launches with missing cases, the present one included."""
+    total: int
+    """Cases of the stage in all launches, measured or not."""
+
+    @classmethod
+    def of(cls, request: RunRequest, missing: Iterable[Sequence[AnyCase]], *, total: int) -> Remaining:
+        """Return the remaining work from the missing cases of each launch."""
+        by_launch = [cases for cases in missing if cases]
+        return cls(
+            cases=sum(map(len, by_launch)),
+            slices=sum(map(request.slices, by_launch)),
+            launches=len(by_launch),
+            total=total,
+        )
+
+
 class LaunchLedger:
     """One launch in the ledger: hears what its ranks report.
 
@@ -188,8 +212,7 @@ class LaunchLedger:
         plan: what the launch measures.
         times: of the stage; learns from the launch.
         begun: when the launch began, by the monotonic clock.
-        left: the cases that each launch of the stage has still to measure, this launch first.
-        total: cases of the stage, in all launches.
+        remaining: work of the stage when the launch begins.
     """
 
     def __init__(
@@ -200,8 +223,7 @@ class LaunchLedger:
         *,
         times: TimePlan,
         begun: float,
-        left: Sequence[Sequence[AnyCase]],
-        total: int,
+        remaining: Remaining,
     ) -> None:
         self.ledger = ledger
         self.request = request
@@ -218,10 +240,7 @@ class LaunchLedger:
         """Seconds until all ranks had come together; None before that."""
         self._measuring_s = 0.0
         self._current: AnyCase | None = None
-        self._total = total
-        self._cases_left = sum(map(len, left))
-        self._slices_left = sum(map(request.slices, left))
-        self._launches_left = max(0, len(left) - 1)
+        self._remaining = remaining
 
     @property
     def has_session(self) -> bool:
@@ -258,11 +277,12 @@ class LaunchLedger:
         self.has_begun = True
         self._current = case
         slice_s = slice_seconds(self.request, self.ledger.store.records)
+        left = self._remaining
         eta_s = self._times.eta_s(
-            time.monotonic(), slices=self._slices_left, launches=self._launches_left, slice_s=slice_s
+            time.monotonic(), slices=left.slices, launches=max(0, left.launches - 1), slice_s=slice_s
         )
-        done = self._total - self._cases_left
-        self.ledger.display.on(CaseProgress(done=done, total=self._total, case=str(case), eta_s=eta_s))
+        done = left.total - left.cases
+        self.ledger.display.on(CaseProgress(done=done, total=left.total, case=str(case), eta_s=eta_s))
 
     def _finish(self, record: AnyRecord) -> None:
         """Keep a record; a configuration that fails to train on all ranks alike would do so again."""
@@ -275,8 +295,8 @@ class LaunchLedger:
 
     def _keep(self, record: AnyRecord) -> None:
         if record.status in DONE:
-            self._cases_left -= 1
-            self._slices_left -= self.request.slices([record.case])
+            self._remaining.cases -= 1
+            self._remaining.slices -= self.request.slices([record.case])
         self.ledger.add(record)
 
     def close(self, ending: Ending) -> Ending:

@@ -12,7 +12,7 @@ from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
 from commbench.launch.identity import identify
-from commbench.launch.launchers import MpirunLauncher, choose_launcher
+from commbench.launch.launchers import MpirunLauncher, Placement, choose_launcher
 from commbench.schema import JsonObject
 
 PROBE_RANKS = 2
@@ -27,7 +27,7 @@ def probe_mpi() -> JsonObject:
     A missing or broken MPI gives ``problem``, a sentence, instead.
     """
     try:
-        launcher = choose_launcher(requested="mpirun", oversubscribe=True)
+        launcher = choose_launcher("mpirun", Placement(oversubscribe=True))
         command = launcher.command(PROBE_RANKS, ["-m", "commbench.launch.probe"])
         done = subprocess.run(
             command,

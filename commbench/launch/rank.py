@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from commbench.backends import connect_control, open_backend
@@ -53,60 +54,60 @@ if TYPE_CHECKING:
 TORCH_NCCL = "torch-nccl"
 
 
-def run_rank(
-    plan: LaunchPlan,
-    control: Control,
-    listener: Listener | None,
-    heart: Heart,
-    variables: Mapping[str, str],
-    *,
-    opened: Mapping[str, Communicator] | None = None,
-    leave_off: Callable[[], bool] = lambda: False,
-) -> dict[str, Communicator]:
-    """Measure or train all cases of ``plan``; collective; return the open backends, for the caller to close.
+@dataclass
+class RankWork:
+    """One rank and the launches that it makes in turn; backends that it has opened stay open for the next launch."""
 
-    Args:
-        plan: the same on every rank.
-        control: the ranks.
-        listener: hears what happens, on rank 0; None elsewhere.
-        heart: reports how far this rank has come.
-        variables: see `commbench.launch.facts.collect_session`.
-        opened: backends by name that are open already, and stay so.
-        leave_off: on rank 0, whether to begin no further case.
+    control: Control
+    """The ranks."""
+    heart: Heart
+    """Reports how far this rank has come."""
+    variables: Mapping[str, str]
+    """See `commbench.launch.facts.collect_session`."""
+    leave_off: Callable[[], bool] = lambda: False
+    """On rank 0, whether to begin no further case."""
+    opened: dict[str, Communicator] = field(default_factory=dict)
+    """The open backends by name, for the caller to close."""
 
-    Raises:
-        InputError: a backend cannot be opened.
-    """
-    duty = _Duty(plan, control, listener, heart, leave_off)
-    places = gather_places(control)  # before any library moves this rank to other CPUs
-    names = _backends(plan)
-    communicators = dict(opened or {})
-    communicators |= {name: open_backend(name, control, plan.launch) for name in names if name not in communicators}
-    carriers: dict[str, Carrier] = {name: communicators[name] for name in names}
-    device = _open_device(plan, control) if plan.training else None
-    if device and device.ranks_per_gpu:
-        carriers[TORCH_NCCL] = device
-    facts = collect_session(control, places, carriers, variables)
-    meter = own_meter(control)
-    clock = GlobalClock() if plan.training else open_clock(control, [place.clock for place in places])
-    if listener and facts:
-        facts["energy"] = Energy(
-            counted=list(meter.kinds), missing={str(kind): why for kind, why in meter.missing.items()}
-        )
-        facts["training"] = plan.training is not None
-        if device:
-            facts["fast_selection"] = _fast_selection(plan, device)
+    def run(self, plan: LaunchPlan, listener: Listener | None) -> None:
+        """Measure or train all cases of ``plan``, the same on every rank; collective.
+
+        Args:
+            plan: of the launch.
+            listener: hears what happens, on rank 0; None elsewhere.
+
+        Raises:
+            InputError: a backend cannot be opened.
+        """
+        control = self.control
+        duty = _Duty(plan, control, listener, self.heart, self.leave_off)
+        places = gather_places(control)  # before any library moves this rank to other CPUs
+        names = _backends(plan)
+        self.opened |= {name: open_backend(name, control, plan.launch) for name in names if name not in self.opened}
+        carriers: dict[str, Carrier] = {name: self.opened[name] for name in names}
+        device = _open_device(plan, control) if plan.training else None
+        if device and device.ranks_per_gpu:
+            carriers[TORCH_NCCL] = device
+        facts = collect_session(control, places, carriers, self.variables)
+        meter = own_meter(control)
+        clock = GlobalClock() if plan.training else open_clock(control, [place.clock for place in places])
+        if listener and facts:
+            facts["energy"] = Energy(
+                counted=list(meter.kinds), missing={str(kind): why for kind, why in meter.missing.items()}
+            )
+            facts["training"] = plan.training is not None
+            if device:
+                facts["fast_selection"] = _fast_selection(plan, device)
+            else:
+                facts["clock"] = clock.facts()
+            listener.on(SessionStarted(facts=facts))
+        if plan.training and device:
+            is_complete = duty.train(plan.training, device, meter)
+            device.close()
         else:
-            facts["clock"] = clock.facts()
-        listener.on(SessionStarted(facts=facts))
-    if plan.training and device:
-        is_complete = duty.train(plan.training, device, meter)
-        device.close()
-    else:
-        is_complete = duty.measure(communicators, places, clock, meter)
-    if listener:
-        listener.on(CasesEnded(is_complete=is_complete))
-    return communicators
+            is_complete = duty.measure(self.opened, places, clock, meter)
+        if listener:
+            listener.on(CasesEnded(is_complete=is_complete))
 
 
 def _backends(plan: LaunchPlan) -> list[str]:
@@ -232,7 +233,9 @@ def main() -> NoReturn:
         plan = LaunchPlan.from_json(control.broadcast(text))
         heart.timeout_s = plan.case_timeout_s
         listener = EventWriter(stdout) if control.rank == 0 else None
-        return list(run_rank(plan, control, listener, heart, variables, leave_off=leave_off.is_set).values())
+        rank = RankWork(control, heart, variables, leave_off.is_set)
+        rank.run(plan, listener)
+        return list(rank.opened.values())
 
     def refuse(text: str) -> None:
         say(RankError(rank=heart.rank, host=heart.host, case=heart.case, message=text, is_bad_input=True))

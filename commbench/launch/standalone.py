@@ -28,8 +28,8 @@ from commbench.launch.events import (
 )
 from commbench.launch.heartbeat import DEADLY, STARTUP_TIMEOUT_S, Heart, Patience, stacks_of_threads
 from commbench.launch.identity import Identity
-from commbench.launch.ledger import DONE_CODE, PARTIAL_CODE, SIGNAL_CODE, LaunchLedger, Ledger
-from commbench.launch.rank import leave, run_process, run_rank
+from commbench.launch.ledger import DONE_CODE, PARTIAL_CODE, SIGNAL_CODE, LaunchLedger, Ledger, Remaining
+from commbench.launch.rank import RankWork, leave, run_process
 from commbench.launch.signals import SignalFeed
 from commbench.results import Store
 from commbench.results.plan import (
@@ -165,7 +165,7 @@ class _Standalone:
         )
 
     def _work(self, control: Control) -> list[Communicator]:
-        opened: dict[str, Communicator] = {}
+        rank = RankWork(control, self.heart, self.variables, lambda: self.interrupts > 0)
         while True:
             sentence, text = control.broadcast(self._next() if control.rank == 0 else ("", ""))
             if not text:
@@ -173,15 +173,7 @@ class _Standalone:
             plan = LaunchPlan.from_json(text)
             self.heart.timeout_s = plan.case_timeout_s
             self.heart.enter(-1, "")
-            opened = run_rank(
-                plan,
-                control,
-                self.launch,
-                self.heart,
-                self.variables,
-                opened=opened,
-                leave_off=lambda: self.interrupts > 0,
-            )
+            rank.run(plan, self.launch)
             if self.launch:
                 self.code = self.launch.code
         if sentence:  # rank 0 speaks, all leave
@@ -190,7 +182,7 @@ class _Standalone:
                 self._say(sentence)
         elif self.ledger:
             self.finish(self.ledger.store)
-        return list(opened.values())
+        return list(rank.opened.values())
 
     def _next(self) -> tuple[str, str]:
         """On rank 0: (why nothing can be done or "", the plan of the next stage's launch or "" if none is left)."""
@@ -259,15 +251,8 @@ class _Standalone:
             deadline_s=times.deadline_s(now, whole=launch < request.fewest_launches),
         )
         cases = [planned.case for planned in plan.cases]
-        self.launch = OwnLaunch(
-            ledger,
-            request,
-            plan,
-            times=times,
-            begun=now,
-            left=[cases],
-            total=len(cases),
-        )
+        remaining = Remaining.of(request, [cases], total=len(cases))
+        self.launch = OwnLaunch(ledger, request, plan, times=times, begun=now, remaining=remaining)
         self.launch.is_last_stage = not self.stages
         self.launch.is_last_case = self.interrupts > 0  # a signal that has come just now
         self.launch.show_start(launch + 1, request.name if self.has_several_stages else "")

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.ddp.plan.cases import canonical_cap
 from commbench.errors import InputError
-from commbench.live.options import AUTO, LiveOptions, Then, checked_hooks
+from commbench.live.options import AUTO, LiveOptions, Then, checked_caps, checked_hooks, checked_then
 from commbench.live.session import LiveTuning
 from commbench.results.recommendation import Choice, Recommendation
 
@@ -69,18 +68,15 @@ def autotune(
         raise InputError(
             f"autotune was given a {type(ddp_model).__name__}: give it the DistributedDataParallel object you train."
         )
-    if then not in ("go-on", "stop"):
-        raise InputError(f"then={then!r} is not known; choose go-on or stop.")
-    caps = [bucket_cap_mb] if isinstance(bucket_cap_mb, str) else list(bucket_cap_mb)
     name = workload or Path(sys.argv[0]).name or type(ddp_model.module).__name__
     options = LiveOptions(
         out=str(Path(out if out is not None else f"results/tune-{Path(name).stem}").absolute()),
         workload=name,
-        bucket_cap_mb=() if caps == [AUTO] else tuple(canonical_cap(str(cap)) for cap in caps),
+        bucket_cap_mb=checked_caps([bucket_cap_mb] if isinstance(bucket_cap_mb, str) else bucket_cap_mb),
         allow=tuple(checked_hooks(allow)),
         steps=steps,
         time_limit_s=time_limit,
-        then=then,
+        then=checked_then(then),
         seed=seed,
         argv=tuple(sys.argv),
     )
@@ -106,8 +102,8 @@ class Tuning:
     @property
     def best(self) -> Choice | None:
         """The best setting; None before the conclusion."""
-        found = self.recommendation
-        return found.best if found else None
+        recommendation = self.recommendation
+        return recommendation.best if recommendation else None
 
 
 def _framework() -> str:

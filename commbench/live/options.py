@@ -6,9 +6,10 @@ import dataclasses
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
-from commbench.errors import InputError
+from commbench.ddp.plan.cases import canonical_cap
+from commbench.errors import InputError, check_choice
 from commbench.hooks.registry import HOOKS, parse_hook
 from commbench.schema import JsonObject, read_as
 
@@ -68,6 +69,26 @@ class LiveOptions:
             raise InputError(
                 f"{VARIABLE} holds {text[:60]!r}, which commbench tune did not write ({error})."
             ) from error
+
+
+def checked_then(text: str) -> Then:
+    """Return what follows the decision.
+
+    Raises:
+        InputError: it is not one of `Then`.
+    """
+    check_choice("value of --then", text, get_args(Then))
+    return cast("Then", text)
+
+
+def checked_caps(sizes: Iterable[str | float]) -> tuple[str, ...]:
+    """Return bucket sizes as ``ddp.csv`` writes them; none for `AUTO`.
+
+    Raises:
+        InputError: one is not understood.
+    """
+    named = [str(size) for size in sizes]
+    return () if named == [AUTO] else tuple(map(canonical_cap, named))
 
 
 def checked_hooks(names: Iterable[str]) -> list[str]:

@@ -47,7 +47,8 @@ PATIENCE_S = 20.0
 #: Conclusion where no run was begun.
 NOTHING_TUNED = (
     "Nothing was tuned: a line above says why, or no model was trained in DistributedDataParallel by a Python that "
-    "heeds PYTHONPATH (-I, -E and -S turn that off)."
+    "heeds PYTHONPATH (-I, -E and -S turn that off). An mpirun inside a script reaches other hosts only with "
+    "-x PYTHONPATH -x COMMBENCH_TUNE."
 )
 #: Why a tuning ended, where its ending alone says it.
 REASONS = {

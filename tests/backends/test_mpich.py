@@ -13,7 +13,7 @@ import psutil
 import pytest
 from launching import MARK, marked_environment, wait_until
 
-from commbench.launch.launchers import MpiexecLauncher, choose_launcher
+from commbench.launch.launchers import MpiexecLauncher, Placement, choose_launcher
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
@@ -44,7 +44,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_mpich_is_recognised_by_its_version_text(mpiexec: Path) -> None:
     """Choose Hydra's adapter for the library beside it."""
-    launcher = choose_launcher(requested=str(mpiexec), environ={})
+    launcher = choose_launcher(str(mpiexec), Placement(environ={}))
     assert isinstance(launcher, MpiexecLauncher)
     assert not launcher.is_intel
     assert str(mpiexec.parent.parent / "lib" / "libmpi.so.12") == launcher.environment()["MPI4PY_LIBMPI"]

@@ -17,6 +17,7 @@ from commbench.cli.conduct import Place, Settings, Task, carry_out
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import DDP_COLUMNS, TrainingRecord
 from commbench.engine.records import COLUMNS
+from commbench.launch.lab import LabPlan
 from commbench.launch.launchers import MpirunLauncher
 from commbench.launch.probe import probe_mpi
 from commbench.launch.standalone import AFTER_RANK_0_S
@@ -443,15 +444,16 @@ def test_a_lab_runs_what_follows_the_dashes(commbench: Command, monkeypatch: pyt
     """Hand the command over as it is, and end with its exit code."""
     told: list[Any] = []
 
-    def note(hosts: int, rate: str, command: Sequence[str], **shape: object) -> int:
-        told.append((hosts, rate, list(command), shape))
+    def note(plan: LabPlan, command: Sequence[str], name: str | None) -> int:
+        told.append((plan, list(command), name))
         return 7
 
     monkeypatch.setattr("commbench.cli.lab.run_in_lab", note)
     shape = "--ranks-per-host 2 --slow host1=1mbit --slow host2=none --racks 3 --uplink none --name mine"
     assert 7 == commbench(f"lab run --hosts 3 --rate 200mbit {shape} -- commbench bench -n 6 --seed 1").code
-    asked = {"ranks_per_host": 2, "slow": ["host1=1mbit", "host2=none"], "racks": 3, "uplink": "none", "name": "mine"}
-    assert [(3, "200mbit", ["commbench", "bench", "-n", "6", "--seed", "1"], asked)] == told
+    slow = ["host1=1mbit", "host2=none"]
+    plan = LabPlan.parse(3, "200mbit", ranks_per_host=2, slow=slow, racks=3, uplink="none")
+    assert [(plan, ["commbench", "bench", "-n", "6", "--seed", "1"], "mine")] == told
 
 
 def test_cadences_and_buffers_are_axes_of_a_run(commbench: Command) -> None:

@@ -27,7 +27,7 @@ from labs import (
 from launching import find_marked, wait_until
 
 from commbench.launch.lab import run_in_lab
-from commbench.launch.lab.plan import DIRECTORY
+from commbench.launch.lab.plan import DIRECTORY, LabPlan
 from commbench.launch.lab.visit import PASSED_ON
 
 __all__ = ["mark"]  # a fixture
@@ -179,5 +179,5 @@ def test_labs_at_once_do_not_meet() -> None:
 def test_called_from_python_the_lab_gives_signal_handlers_back() -> None:
     """Run a lab in this process; afterwards signals are handled as before."""
     before = [signal.getsignal(number) for number in PASSED_ON]
-    assert 3 == run_in_lab(1, "none", ["sh", "-c", "exit 3"])
+    assert 3 == run_in_lab(LabPlan.parse(1, "none"), ["sh", "-c", "exit 3"])
     assert before == [signal.getsignal(number) for number in PASSED_ON]

@@ -127,7 +127,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *, user: int = 0, missing: str = "",
     monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else f"/bin/{name}")
     with pytest.raises(InputError) as refused:
-        run_in_lab(2, rate, ["absent"])
+        run_in_lab(LabPlan.parse(2, rate), ["absent"])
     return str(refused.value)
 
 
@@ -145,4 +145,4 @@ def test_no_command_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Say where it goes."""
     monkeypatch.setattr(cluster, "check_machine", lambda **_: None)
     with pytest.raises(InputError, match="write it after --"):
-        run_in_lab(2, "1gbit", [])
+        run_in_lab(LabPlan.parse(2, "1gbit"), [])

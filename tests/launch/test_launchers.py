@@ -15,6 +15,7 @@ from commbench.launch.launchers import (
     Launcher,
     MpiexecLauncher,
     MpirunLauncher,
+    Placement,
     SrunLauncher,
     TorchrunLauncher,
     check_interface,
@@ -335,7 +336,8 @@ def choose(monkeypatch: pytest.MonkeyPatch, *, mpirun: str | None, installed: se
         return subprocess.CompletedProcess(command, 0, stdout=texts.get(command[0], ""))
 
     monkeypatch.setattr(subprocess, "run", answer)
-    return choose_launcher(**{"environ": {}, **options})
+    requested = options.pop("requested", None)
+    return choose_launcher(requested, Placement(**{"environ": {}, **options}))
 
 
 def test_mpi_is_chosen_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,12 +451,12 @@ def test_a_launcher_can_be_given_by_its_path(monkeypatch: pytest.MonkeyPatch, tm
         file.parent.mkdir()
         file.write_text("#!/bin/sh\necho HYDRA build details:\n")
     with pytest.raises(InputError, match=r"mpiexec is not a program; give the path"):
-        choose_launcher(requested=str(program), environ={})
+        choose_launcher(str(program), Placement(environ={}))
     program.chmod(0o755)
-    launcher = choose_launcher(requested=str(program), environ={})
+    launcher = choose_launcher(str(program), Placement(environ={}))
     assert isinstance(launcher, MpiexecLauncher)
     assert (str(program), str(library)) == (launcher.mpiexec, launcher.environment()["MPI4PY_LIBMPI"])
-    other = choose_launcher(requested=str(program), environ={"MPI4PY_LIBMPI": "/other"})
+    other = choose_launcher(str(program), Placement(environ={"MPI4PY_LIBMPI": "/other"}))
     assert "MPI4PY_LIBMPI" not in other.environment()
 
 

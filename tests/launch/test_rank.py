@@ -32,7 +32,7 @@ from commbench.launch.events import (
 )
 from commbench.launch.heartbeat import Heart, Patience, stack_in
 from commbench.launch.protocol import split_line
-from commbench.launch.rank import run_rank
+from commbench.launch.rank import RankWork
 from commbench.results.plan import LaunchPlan, PlannedCase
 from commbench.stats.budgets import BUDGETS
 
@@ -68,7 +68,7 @@ def launch(plan: LaunchPlan) -> tuple[list[Any], list[Heart]]:
 
     def work(control: ThreadControl) -> None:
         heart = hearts[control.rank]
-        run_rank(plan, control, listener if control.rank == 0 else None, heart, {})
+        RankWork(control, heart, {}).run(plan, listener if control.rank == 0 else None)
 
     run_threads(2, work)
     return listener.heard, hearts
@@ -98,7 +98,7 @@ def test_no_case_begins_after_the_last_that_is_wanted() -> None:
 
     def work(control: ThreadControl) -> None:
         own = listener if control.rank == 0 else None
-        run_rank(PLAN, control, own, Heart(control.rank, Progress()), {}, leave_off=lambda: len(listener.heard) > 2)
+        RankWork(control, Heart(control.rank, Progress()), {}, lambda: len(listener.heard) > 2).run(PLAN, own)
 
     run_threads(2, work)
     assert ["session", "case", "record", "end"] == [entry[0] for entry in listener.heard]
@@ -181,7 +181,7 @@ def test_training_on_gpus_states_its_library(monkeypatch: pytest.MonkeyPatch) ->
     listener = EventList()
 
     def work(control: ThreadControl) -> None:
-        run_rank(plan, control, listener if control.rank == 0 else None, Heart(control.rank, Progress()), {})
+        RankWork(control, Heart(control.rank, Progress()), {}).run(plan, listener if control.rank == 0 else None)
 
     run_threads(2, work)
     assert ["gloo", "gloo"] == opened
@@ -210,9 +210,10 @@ def test_backends_that_are_open_stay_open(monkeypatch: pytest.MonkeyPatch) -> No
 
     def work(control: ThreadControl) -> None:
         heart = Heart(control.rank, Progress())
-        first = run_rank(PLAN, control, None, heart, {})
-        assert first == run_rank(PLAN, control, None, heart, {}, opened=first)
-        assert ["fake"] == list(first)
+        rank = RankWork(control, heart, {})
+        for _ in range(2):
+            rank.run(PLAN, None)
+        assert ["fake"] == list(rank.opened)
 
     run_threads(2, work)
     assert ["fake", "fake"] == opened

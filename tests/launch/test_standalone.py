@@ -23,7 +23,7 @@ from commbench.errors import InputError
 from commbench.launch.diagnosis import Ending
 from commbench.launch.events import CaseFinished, CasesEnded, CaseStarted, Listener, SessionStarted, SilentListener
 from commbench.launch.identity import Identity
-from commbench.launch.ledger import Ledger
+from commbench.launch.ledger import Ledger, Remaining
 from commbench.launch.standalone import OwnLaunch, _Standalone
 from commbench.results import Store, load_run
 from commbench.results.plan import RunRequest, Stage, TimePlan, plan_launch
@@ -355,7 +355,8 @@ def make_launch(path: Path, display: Listener | None = None) -> OwnLaunch:
     plan = plan_launch(request, [], 0)
     ledger = Ledger(open_store(path, request), display or SilentListener(), "openmpi", fail_fast=True, status="partial")
     times = TimePlan(budget=request.budget, begun=0.0)
-    launch = OwnLaunch(ledger, request, plan, times=times, begun=time.monotonic(), left=[request.cases], total=1)
+    remaining = Remaining.of(request, [request.cases], total=1)
+    launch = OwnLaunch(ledger, request, plan, times=times, begun=time.monotonic(), remaining=remaining)
     launch.on(CaseStarted(index=0))
     return launch
 

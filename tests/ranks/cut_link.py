@@ -18,7 +18,7 @@ from launching import Recorder, make_request, open_store, wait_until
 
 from commbench.collectives.cases import Sweep
 from commbench.launch.conductor import conduct
-from commbench.launch.launchers import choose_launcher
+from commbench.launch.launchers import Placement, choose_launcher
 from commbench.launch.process import TOKEN
 from commbench.results import load_run
 from commbench.results.plan import single_stage
@@ -57,7 +57,7 @@ def main(out: Path, backend: str, host: str) -> None:
     os.environ[AGENT] = str(LAB / "far")
     cases = Sweep(backends=[backend], sizes=[8, 1024, 65536], operations=["all_reduce", "broadcast"]).cases(3)
     request = make_request(cases, ranks=3, case_timeout_s=5.0)
-    launcher = choose_launcher(oversubscribe=True)
+    launcher = choose_launcher(placement=Placement(oversubscribe=True))
     cut_at = 0.0
 
     def cut() -> None:

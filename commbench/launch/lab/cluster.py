@@ -29,17 +29,7 @@ PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsente
 FRESH = ("unshare", "--mount", "--propagation=slave", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
 
 
-def run_in_lab(
-    hosts: int,
-    rate: str,
-    command: Sequence[str],
-    *,
-    ranks_per_host: int = 1,
-    slow: Sequence[str] = (),
-    racks: int = 1,
-    uplink: str | None = None,
-    name: str | None = None,
-) -> int:
+def run_in_lab(plan: LabPlan, command: Sequence[str], name: str | None = None) -> int:
     """Run a command on the first of several emulated hosts; when it ends, everything in the lab ends.
 
     A host has its own name, network interface (10.99.x.y, both directions shaped), /dev/shm and System V memory; files,
@@ -47,22 +37,16 @@ def run_in_lab(
     an agent in place of ssh. Signals to this process are passed on. If this process is killed, so is the lab.
 
     Args:
-        hosts: how many, called host0, host1, ...
-        rate: of each host's link, as tc writes it (``1gbit``, ``200mbit``), or ``none`` to leave links unshaped.
+        plan: the hosts and their links.
         command: the program and its arguments.
-        ranks_per_host: slots of each host in the hostfile.
-        slow: hosts whose link has another rate, each written ``HOST=RATE``.
-        racks: switches among which the hosts are spread evenly, in order; several hang from a core switch.
-        uplink: rate of each rack's link to the core, each way; without it, that of a host's link.
         name: the name of the lab while it is up; a fresh one if None.
 
     Returns:
         The command's exit code; 128 + n if signal n has ended it.
 
     Raises:
-        InputError: bad numbers, rate, name or command, no root, a missing program, or a kernel without the features.
+        InputError: bad name or command, no root, a missing program, or a kernel without the features.
     """
-    plan = LabPlan.parse(hosts, rate, ranks_per_host=ranks_per_host, slow=slow, racks=racks, uplink=uplink)
     check_machine(shaped=plan.is_shaped)
     check_command(command)
     with _started(plan, name) as (started, signals):

@@ -70,7 +70,15 @@ class LabPlan:
         racks: int = 1,
         uplink: str | None = None,
     ) -> LabPlan:
-        """Return the plan for the parameters of `commbench.launch.lab.run_in_lab`.
+        """Return the plan of a cluster.
+
+        Args:
+            hosts: how many, called host0, host1, ...
+            rate: of each host's link, as tc writes it (``1gbit``, ``200mbit``), or ``none`` to leave links unshaped.
+            ranks_per_host: slots of each host in the hostfile.
+            slow: hosts whose link has another rate, each written ``HOST=RATE``.
+            racks: switches among which the hosts are spread evenly, in order; several hang from a core switch.
+            uplink: rate of each rack's link to the core, each way; without it, that of a host's link.
 
         Raises:
             InputError: too few or too many hosts, ranks or racks, or a malformed rate or slow host.

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypedDict
+from typing import Protocol
 
 from commbench.errors import InputError, check_choice
 from commbench.launch.launchers import hosts
@@ -64,30 +64,6 @@ class Launcher(Protocol):
         """Return the largest number of ``ranks`` that one machine gets."""
 
 
-class PlacementOptions(TypedDict):
-    """The options of `Placement`, as `commbench.launch.launchers.choose_launcher` collects them."""
-
-    hostfile: Path | None
-    oversubscribe: bool
-    extra: Sequence[str]
-    ranks_per_node: int | None
-    bind_to: str | None
-    interface: str | None
-    environ: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LauncherEntry:
-    """The registration of a launcher."""
-
-    name: str
-    """The name that ``--launcher`` takes."""
-    open: Callable[[PlacementOptions], Launcher]
-    """Returns the launcher; raises `InputError` if it cannot be used."""
-    is_usable: Callable[[Mapping[str, str]], bool]
-    """Whether it can be used in an environment, for the choice without a request."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Placement:
     """Placement of ranks and their resources: the options that all launchers share.
@@ -97,7 +73,9 @@ class Placement:
     """
 
     hostfile: Path | None = None
+    """Hosts and slots in the launcher's own form; None for this host, or the hosts of a scheduler."""
     oversubscribe: bool = False
+    """Whether more ranks than slots are allowed."""
     extra: Sequence[str] = ()
     """Options to hand to the launcher unchanged; if they include the launcher's own option for binding, we add none."""
     ranks_per_node: int | None = None
@@ -170,6 +148,18 @@ class Placement:
     def has_own_binding(self) -> bool:
         """Whether the extra options state what to bind to."""
         return any(word.lstrip("-").startswith(("bind-to", "cpu-bind")) for word in self.extra)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherEntry:
+    """The registration of a launcher."""
+
+    name: str
+    """The name that ``--launcher`` takes."""
+    open: Callable[[Placement], Launcher]
+    """Returns the launcher; raises `InputError` if it cannot be used."""
+    is_usable: Callable[[Mapping[str, str]], bool]
+    """Whether it can be used in an environment, for the choice without a request."""
 
 
 def run_by_mpi4py(program: Sequence[str]) -> list[str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import dataclasses
 
 from commbench.errors import InputError, unknown_choice
-from commbench.launch.launchers.base import Launcher, PlacementOptions
+from commbench.launch.launchers.base import Launcher, Placement
 from commbench.launch.launchers.hosts import check_interface, named_hostfile
 from commbench.launch.launchers.mpirun import MPIEXEC, MPIRUN, find_mpirun, no_launcher, open_program
 from commbench.launch.launchers.slurm import SRUN
@@ -17,58 +15,35 @@ from commbench.launch.launchers.torchrun import TORCHRUN
 LAUNCHERS = {entry.name: entry for entry in (MPIRUN, MPIEXEC, SRUN, TORCHRUN)}
 
 
-def choose_launcher(
-    *,
-    requested: str | None = None,
-    hostfile: Path | None = None,
-    oversubscribe: bool = False,
-    extra: Sequence[str] = (),
-    ranks_per_node: int | None = None,
-    bind_to: str | None = None,
-    interface: str | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> Launcher:
+def choose_launcher(requested: str | None = None, placement: Placement | None = None) -> Launcher:
     """Choose an MPI launcher if one can be used, else srun in a Slurm job, else torchrun.
 
     Args:
         requested: one of `LAUNCHERS` or the path of an mpirun or mpiexec.
-        hostfile: hosts and slots in the launcher's own form; without it, the file that COMMBENCH_HOSTFILE names, or the
+        placement: where ranks go; without a hostfile in it, the file that COMMBENCH_HOSTFILE names applies, else the
             node file of a PBS job.
-        oversubscribe: allow more ranks than slots.
-        extra: options to hand to the launcher.
-        ranks_per_node: the largest number of ranks on a host.
-        bind_to: what to bind each rank to, see `commbench.launch.launchers.base.BINDINGS`.
-        interface: the network interface to use.
-        environ: the environment of the conductor.
 
     Raises:
         InputError: there is no usable launcher, or it cannot do what was requested.
     """
-    options: PlacementOptions = {
-        "hostfile": hostfile or named_hostfile(environ),
-        "oversubscribe": oversubscribe,
-        "extra": tuple(extra),
-        "ranks_per_node": ranks_per_node,
-        "bind_to": bind_to,
-        "interface": interface,
-        "environ": environ,
-    }
-    launcher = _open(requested, options)
-    if interface is not None and launcher.is_local:  # elsewhere interfaces may have other names
-        check_interface(interface)
+    placement = placement or Placement()
+    hostfile = placement.hostfile or named_hostfile(placement.environ)
+    launcher = _open(requested, dataclasses.replace(placement, hostfile=hostfile))
+    if placement.interface is not None and launcher.is_local:  # elsewhere interfaces may have other names
+        check_interface(placement.interface)
     return launcher
 
 
-def _open(requested: str | None, options: PlacementOptions) -> Launcher:
+def _open(requested: str | None, placement: Placement) -> Launcher:
     if requested in LAUNCHERS:
-        return LAUNCHERS[requested].open(options)
+        return LAUNCHERS[requested].open(placement)
     if requested is not None and "/" in requested:
-        return open_program(requested, options)
+        return open_program(requested, placement)
     if requested is not None:
         raise unknown_choice("launcher", requested, LAUNCHERS, ", or give a path")
     for entry in LAUNCHERS.values():
-        if entry.is_usable(options["environ"]):
-            return entry.open(options)
+        if entry.is_usable(placement.environ):
+            return entry.open(placement)
     raise InputError(no_launcher(find_mpirun()))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commbench.errors import InputError
-from commbench.launch.launchers.base import LauncherEntry, Placement, PlacementOptions, run_by_mpi4py
+from commbench.launch.launchers.base import LauncherEntry, Placement, run_by_mpi4py
 from commbench.launch.launchers.hosts import is_pbs_file, read_hostfile
 from commbench.launch.launchers.slurm import nodes_to_name
 from commbench.system.host import is_superuser
@@ -135,7 +135,7 @@ def find_mpirun(names: Sequence[str] = ("mpirun", "mpiexec")) -> str | None:
     return next((program for program in paths if program), None)
 
 
-def open_program(path: str, options: PlacementOptions) -> MpirunLauncher | MpiexecLauncher:
+def open_program(path: str, placement: Placement) -> MpirunLauncher | MpiexecLauncher:
     """Return the launcher at a path.
 
     Raises:
@@ -143,12 +143,10 @@ def open_program(path: str, options: PlacementOptions) -> MpirunLauncher | Mpiex
     """
     if not os.access(path, os.X_OK):
         raise InputError(f"The launcher {path} is not a program; give the path of an mpirun or mpiexec.")
-    return _open(str(Path(path).absolute()), options, is_requested=True)
+    return _open(str(Path(path).absolute()), placement, is_requested=True)
 
 
-def _open(
-    program: str | None, options: PlacementOptions, *, is_requested: bool = False
-) -> MpirunLauncher | MpiexecLauncher:
+def _open(program: str | None, placement: Placement, *, is_requested: bool = False) -> MpirunLauncher | MpiexecLauncher:
     """Return Open MPI's launcher or Hydra's, by the answer of the program to ``--version``.
 
     Raises:
@@ -158,10 +156,10 @@ def _open(
         raise InputError(no_launcher(program))
     library = implementation(program)
     if library not in {"intel", "mpich"}:
-        nodes = () if options["hostfile"] else nodes_to_name(program, options["environ"])
-        return MpirunLauncher(mpirun=program, nodes=nodes, **options)
+        nodes = () if placement.hostfile else nodes_to_name(program, placement.environ)
+        return MpirunLauncher(mpirun=program, nodes=nodes, **vars(placement))
     is_intel = library == "intel"
-    return MpiexecLauncher(mpiexec=program, is_intel=is_intel, is_requested=is_requested, **options)
+    return MpiexecLauncher(mpiexec=program, is_intel=is_intel, is_requested=is_requested, **vars(placement))
 
 
 def _has_mpi4py() -> bool:
@@ -192,9 +190,9 @@ def _is_usable(environ: Mapping[str, str]) -> bool:  # noqa: ARG001 - outside a 
     return find_mpirun() is not None and _has_mpi4py()
 
 
-MPIRUN = LauncherEntry(name="mpirun", open=lambda options: _open(find_mpirun(), options), is_usable=_is_usable)
+MPIRUN = LauncherEntry(name="mpirun", open=lambda placement: _open(find_mpirun(), placement), is_usable=_is_usable)
 MPIEXEC = LauncherEntry(
     name="mpiexec",
-    open=lambda options: _open(find_mpirun(("mpiexec", "mpirun")), options),
+    open=lambda placement: _open(find_mpirun(("mpiexec", "mpirun")), placement),
     is_usable=_is_usable,
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from commbench.errors import InputError
 from commbench.launch.identity import tasks_per_node
-from commbench.launch.launchers.base import LauncherEntry, Placement, PlacementOptions, run_by_mpi4py
+from commbench.launch.launchers.base import LauncherEntry, Placement, run_by_mpi4py
 
 _CPU_BIND = {"core": "cores", "hwthread": "threads", "numa": "ldoms", "none": "none"}
 _QUERY_S = 20
@@ -59,22 +59,22 @@ class SrunLauncher(Placement):
         return super().environment() | rendezvous
 
 
-def _open(options: PlacementOptions) -> SrunLauncher:
+def _open(placement: Placement) -> SrunLauncher:
     """Return srun, inside an allocation only: outside, each launch would queue.
 
     Raises:
         InputError: there is no srun or no allocation, or a hostfile was given, which srun does not read.
     """
     program = shutil.which("srun")
-    environ = options["environ"]
+    environ = placement.environ
     if program is None or not in_allocation(environ):
         there = "is not on the PATH" if program is None else "is there but this is no Slurm allocation"
         raise InputError(f"--launcher srun was asked for and srun {there}; call commbench within sbatch or salloc.")
-    if options["hostfile"] is not None:
+    if placement.hostfile is not None:
         raise InputError("A hostfile was given but srun takes its hosts from Slurm; leave it out, or use mpirun.")
     has_mpi = importlib.util.find_spec("mpi4py") is not None
-    plugin = mpi_type(options["extra"], environ) if has_mpi else "none"
-    return SrunLauncher(srun=program, mpi_type=plugin, **options)
+    plugin = mpi_type(placement.extra, environ) if has_mpi else "none"
+    return SrunLauncher(srun=program, mpi_type=plugin, **vars(placement))
 
 
 SRUN = LauncherEntry(

@@ -54,6 +54,6 @@ class TorchrunLauncher(Placement):
 
 TORCHRUN = LauncherEntry(
     name="torchrun",
-    open=lambda options: TorchrunLauncher(**options),
+    open=lambda placement: TorchrunLauncher(**vars(placement)),
     is_usable=lambda _: importlib.util.find_spec("torch") is not None,
 )
