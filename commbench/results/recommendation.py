@@ -168,7 +168,7 @@ class Recommendation:
     launches: int = 0
     """Fresh launches behind the verdict."""
     blocks: int = 0
-    """Pairs of fresh blocks behind the verdict of a live tuning in one launch; else 0."""
+    """Pairs of fresh blocks behind the verdict of a live tuning with fewer than 4 launches; else 0."""
     is_live: bool = field(default=False, metadata={"key": "live"})
     """Whether a user's own training was tuned; the baseline is then the script's own setting."""
     safe: SafeChoice | None = None
@@ -234,7 +234,7 @@ _KEYS = {each.name: each.metadata["key"] for each in dataclasses.fields(Recommen
 def fresh_extent(launches: int, blocks: int, *, is_live: bool) -> str:
     """Return how often a speedup was measured again: ``6 fresh launches``, ``8 fresh blocks of 1 launch``."""
     if blocks:
-        return f"{counted(blocks, 'fresh block')} of 1 launch"
+        return f"{counted(blocks, 'fresh block')} of {counted(launches, 'launch')}"
     return f"the fresh blocks of {counted(launches, 'launch')}" if is_live else counted(launches, "fresh launch")
 
 

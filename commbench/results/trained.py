@@ -20,6 +20,10 @@ from commbench.stats import Interval
 #: A loss is the mean over the last tenth of the steps.
 LOSS_WINDOW = 10
 
+#: Launches of a live tuning from which on its speedups are compared by launch; fewer are compared by their blocks.
+#: Student's t over 2 or 3 launches is wider than the interval over the blocks of one.
+FEWEST_LIVE_LAUNCHES = 4
+
 Group = tuple[str, str, int, int]
 
 
@@ -75,7 +79,7 @@ class Speedup:
     interval: Interval | None = None
     """The interval over launches, at 95 % unless requested otherwise; over blocks where ``blocks`` is not 0."""
     blocks: int = 0
-    """Pairs of blocks behind it, if it comes from one launch of a live tuning; else 0."""
+    """Pairs of blocks behind it in a live tuning with fewer launches than `FEWEST_LIVE_LAUNCHES`; else 0."""
 
 
 def block_medians_ms(record: TrainingRecord) -> list[float]:
@@ -125,31 +129,39 @@ def speedup_of(configuration: Trained, baseline: Trained, *, level: float = 0.95
         return None
     ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True)]
     interval = stats.launch_interval(ratios, level)
-    has_blocks = pairs_blocks(configuration, baseline)
-    blocks, launches = (len(ratios), 1) if has_blocks else (0, len(ratios))
+    blocks = len(ratios) if pairs_blocks(configuration, baseline) else 0
+    launches = len(common_launches(configuration, baseline))
     return Speedup(ratio=median(ratios), launches=launches, interval=interval, blocks=blocks)
 
 
 def paired_sample_ms(configuration: Trained, baseline: Trained) -> tuple[list[float], list[float]]:
     """Return the median times per sample of both in each launch that has both.
 
-    If that is one launch of a live tuning, they are those of its blocks: blocks with the same number were trained in
-    the same round.
+    In a live tuning with few launches they are those of all blocks, paired within each launch: blocks with the same
+    number were trained in the same round. A launch that is slow as a whole cancels out of each ratio. If speedups
+    differ between launches, the order-statistic interval covers the median over all blocks of these launches at least
+    at its level (Hoeffding 1956).
     """
-    launches = _common_launches(configuration, baseline)
+    launches = common_launches(configuration, baseline)
     if not pairs_blocks(configuration, baseline):
         return configuration.sample_ms(launches), baseline.sample_ms(launches)
-    pairs = list(zip(configuration.block_sample_ms(launches[0]), baseline.block_sample_ms(launches[0]), strict=False))
+    pairs = [
+        pair
+        for launch in launches
+        for pair in zip(configuration.block_sample_ms(launch), baseline.block_sample_ms(launch), strict=False)
+    ]
     return [own for own, _ in pairs], [theirs for _, theirs in pairs]
 
 
 def pairs_blocks(configuration: Trained, baseline: Trained) -> bool:
-    """Whether two configurations are compared by blocks: both were trained in one launch only, of a live tuning."""
-    launches = _common_launches(configuration, baseline)
-    return len(launches) == 1 and all(len(each.timed[launches[0]].block_at) for each in (configuration, baseline))
+    """Whether two configurations are compared by blocks: in a live tuning with few launches that have both."""
+    launches = common_launches(configuration, baseline)
+    records = [each.timed[launch] for launch in launches for each in (configuration, baseline)]
+    return 0 < len(launches) < FEWEST_LIVE_LAUNCHES and all(len(record.block_at) for record in records)
 
 
-def _common_launches(configuration: Trained, baseline: Trained) -> list[int]:
+def common_launches(configuration: Trained, baseline: Trained) -> list[int]:
+    """Return the launches in which both were timed."""
     return sorted(configuration.steps_ms.keys() & baseline.steps_ms.keys())
 
 

@@ -33,6 +33,7 @@ from commbench.results.trained import (
     Speedup,
     Trained,
     baseline_case,
+    common_launches,
     equal_losses,
     groups_of,
     median,
@@ -69,9 +70,12 @@ def level_of(alternatives: int, *, is_second: bool) -> float:
 LIVE_LOOKS = (8, 16, 32, 64, 128, 256)
 
 
-def live_level_of(alternatives: int) -> float:
-    """Return the level of each alternative's interval at each look of a live tuning (Bonferroni)."""
-    return 1 - (1 - FIRST_LOOK) / (len(LIVE_LOOKS) * max(1, alternatives))
+def live_level_of(alternatives: int, launches: int = 1) -> float:
+    """Return the level of each alternative's interval at each look of a live tuning (Bonferroni).
+
+    Each further launch that adds its blocks has as many looks as the first.
+    """
+    return 1 - (1 - FIRST_LOOK) / (len(LIVE_LOOKS) * max(1, launches) * max(1, alternatives))
 
 
 def judge(speedup: Speedup | None) -> Verdict:
@@ -333,16 +337,16 @@ class _Decision:
         return SafeChoice(**vars(choice), verdict=verdict, snippet=snippet)
 
     def _speedup(self, candidate: Trained) -> Speedup | None:
-        """Return the speedup in fresh launches, or in the fresh blocks of one; None without any."""
+        """Return the speedup in fresh launches, or in the fresh blocks of few; None without any."""
         if not self.fresh or self.group.baseline is None:
             return None
+        alternatives = len(self.group.alternatives)
+        launches = len(common_launches(candidate, self.group.baseline))
         if pairs_blocks(candidate, self.group.baseline):
-            return speedup_of(candidate, self.group.baseline, level=live_level_of(len(self.group.alternatives)))
-        first_look = self.info.get("first_look")
-        is_second = (
-            first_look is not None and len(candidate.steps_ms.keys() & self.group.baseline.steps_ms.keys()) > first_look
-        )
-        level = level_of(len(self.group.alternatives), is_second=is_second)
+            level = live_level_of(alternatives, launches)
+        else:
+            first_look = self.info.get("first_look")
+            level = level_of(alternatives, is_second=first_look is not None and launches > first_look)
         return speedup_of(candidate, self.group.baseline, level=level)
 
     def _plain_of_sweep(self) -> Choice | None:
@@ -452,10 +456,11 @@ class _Decision:
         members = [candidate for candidate in (self.group.baseline, best) if candidate]
         is_bimodal = any("bimodal_launches" in launch_flags(list(candidate.steps_ms.values())) for candidate in members)
         kind = "launches" if is_live(self.info) else "fresh launches"
+        made = "one launch" if launches == 1 else f"only {counted(launches, 'launch')}"
         few = f"only {launches} {kind}, so the interval assumes log-normal launches"
         judged = {
-            few: 1 < launches < stats.fewest_launches(level),
-            "one launch, and launches differ: the same command with the same --out adds one": blocks > 0,
+            few: not blocks and 1 < launches < stats.fewest_launches(level),
+            f"{made}, and launches differ: the same command with the same --out adds one": blocks > 0,
             f"only {blocks} fresh blocks, so the interval assumes log-normal times": (
                 0 < blocks < stats.fewest_launches(level)
             ),

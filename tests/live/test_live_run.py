@@ -88,13 +88,14 @@ def test_another_baseline_of_the_script_is_the_baseline(tmp_path: Path) -> None:
 
 
 def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
-    """Count launches on, and judge over launches from the second on."""
+    """Count launches on, and judge over the blocks of all of them while they are few."""
     out = tmp_path / "mine"
     make_live_run(out, launches=3)
     run = load_run(out)
     assert [0, 1, 2] == [entry["launch"] for entry in run.info["launches"]]
     assert run.recommendation is not None
-    assert (3, 0) == (run.recommendation.launches, run.recommendation.blocks)
+    assert 3 == run.recommendation.launches
+    assert run.recommendation.blocks > 0
     assert {3} == {row.launches for row in run.training_rows if row.bucket_cap_mb in {"default", "5"}}
     assert {0, 1, 2} == {loss.launch for loss in run.losses}
 

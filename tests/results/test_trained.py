@@ -1,6 +1,7 @@
 """Tests of how configurations compare: by speed and by learning."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -249,12 +250,25 @@ def test_a_block_without_partner_is_left_out() -> None:
     assert paired(base, five) == paired(longer, five)
 
 
-def test_several_launches_are_compared_by_launch() -> None:
-    """Pair launches as everywhere as soon as there are two, whatever their blocks."""
-    speedup = paired(*in_rounds(), *in_rounds(launch=1, factor=1.1))
-    assert (2, 0) == (speedup.launches, speedup.blocks)
+def test_two_launches_are_compared_by_all_their_blocks() -> None:
+    """Give two launches that agree a narrower interval than one, and two that differ an interval over both."""
+    one, agreeing = paired(*in_rounds()), paired(*in_rounds(), *in_rounds(launch=1))
+    assert (2, 14) == (agreeing.launches, agreeing.blocks)
+    differing = paired(*in_rounds(), *in_rounds(launch=1, factor=1.1))
+    assert one.interval is not None
+    assert agreeing.interval is not None
+    assert differing.interval is not None
+    assert agreeing.interval.high - agreeing.interval.low < one.interval.high - one.interval.low
+    assert (1.2, 1.32) == (pytest.approx(differing.interval.low), pytest.approx(differing.interval.high))
+
+
+def test_four_launches_are_compared_by_launch() -> None:
+    """Pair launches as everywhere as soon as there are four, whatever their blocks."""
+    launches = [in_rounds(launch=number, factor=1 + number / 10) for number in range(4)]
+    speedup = paired(*itertools.chain(*launches))
+    assert (4, 0) == (speedup.launches, speedup.blocks)
     assert speedup.interval is not None
-    assert speedup.interval.high > 2
+    assert speedup.interval.high > 1.3 * 1.2
 
 
 def test_blocks_of_other_trainings_stay_one_launch() -> None:

@@ -83,13 +83,33 @@ def test_the_screening_alone_decides_nothing() -> None:
     )
 
 
-def test_several_launches_are_judged_over_launches() -> None:
+def in_launches(launches: int) -> list[TrainingRecord]:
+    """Return fresh blocks of two settings in launches that differ a little."""
+    settings = ((OWN, 100.0), (FIVE, 80.0))
+    return [fresh(case, ms + n, launch=n) for n in range(launches) for case, ms in settings]
+
+
+def test_few_launches_are_judged_over_their_blocks() -> None:
+    """Pool the blocks, at the level of the looks of all launches, and say that there are few launches."""
+    found = decide(in_launches(3))
+    assert (3, 3 * ROUNDS, live_level_of(1, 3), "change") == (found.launches, found.blocks, found.level, found.verdict)
+    assert found.reason.startswith("In 36 fresh blocks of 3 launches 5 MiB buckets ran 1.247 times")
+    assert "only 3 launches, and launches differ: the same command with the same --out adds one" in found.warnings
+    assert not any("log-normal" in warning for warning in found.warnings)
+
+
+def test_launches_that_disagree_decide_nothing() -> None:
+    """Conclude no change if the setting is faster in one launch and slower in the other."""
+    records = [fresh(OWN, 100), fresh(FIVE, 80), fresh(OWN, 100, launch=1), fresh(FIVE, 105, launch=1)]
+    assert "inconclusive" == decide(records).verdict
+
+
+def test_four_launches_are_judged_over_launches() -> None:
     """Pair launches, at the level of one look, and say that there are few."""
-    records = [fresh(case, ms, launch=n) for n in range(3) for case, ms in ((OWN, 100.0 + n), (FIVE, 80.0 + n))]
-    found = decide(records)
-    assert (3, 0, 0.95, "change") == (found.launches, found.blocks, found.level, found.verdict)
-    assert found.reason.startswith("In the fresh blocks of 3 launches 5 MiB buckets ran 1.247 times")
-    assert "only 3 launches, so the interval assumes log-normal launches" in found.warnings
+    found = decide(in_launches(4))
+    assert (4, 0, 0.95, "change") == (found.launches, found.blocks, found.level, found.verdict)
+    assert found.reason.startswith("In the fresh blocks of 4 launches 5 MiB buckets ran 1.245 times")
+    assert "only 4 launches, so the interval assumes log-normal launches" in found.warnings
     assert "" == found.surer
 
 
