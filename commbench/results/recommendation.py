@@ -185,7 +185,7 @@ class Recommendation:
     """Settings that may lose more, each with the reason."""
     search: Search | None = None
     """How a tuning selected it; None for a sweep, which measures all."""
-    surer: str = ""
+    launch_advice: str = field(default="", metadata={"key": "surer"})
     """A sentence on the launches that would decide; empty if decided or unknown."""
 
     @property
@@ -273,8 +273,8 @@ def paragraph(recommendation: Recommendation) -> str:
         sentences.append(_accuracy_sentence(recommendation))
     if recommendation.search is not None:
         sentences.append(recommendation.search.sentence)
-    if recommendation.surer:
-        sentences.append(recommendation.surer)
+    if recommendation.launch_advice:
+        sentences.append(recommendation.launch_advice)
     if warnings := warnings_sentence(recommendation):
         sentences.append(warnings)
     return " ".join(sentences)

@@ -311,7 +311,7 @@ class _Decision:
             warnings=self._warnings(best, judged_speedup, level),
             max_accuracy_loss=self.info.get("max_accuracy_loss"),
             too_costly=self._too_costly(),
-            surer=self._launch_advice(judged, level) if verdict == "inconclusive" and judged else "",
+            launch_advice=self._launch_advice(judged, level) if verdict == "inconclusive" and judged else "",
         )
 
     def _snippet(self, candidate: Trained | None) -> str:

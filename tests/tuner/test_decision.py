@@ -184,9 +184,9 @@ def test_planned_launches_come_before_further_ones() -> None:
     """Propose further launches only where all are made that were planned, by the run or up to the first look."""
     pair = [([20.0] * 3, confirmed(BASE)), ([18.0, 21.0, 19.0], confirmed(FIVE))]
     records = [*sweep(five=19), *(record for steps, case in pair for record in make_training_launches(steps, case))]
-    assert "more fresh launches" in decide(records).surer or "quieter" in decide(records).surer
+    assert "more fresh launches" in decide(records).launch_advice or "quieter" in decide(records).launch_advice
     for waiting in ({"first_look": 4}, {"status": "partial"}):
-        assert ("inconclusive", "") == (decide(records, **waiting).verdict, decide(records, **waiting).surer)
+        assert ("inconclusive", "") == (decide(records, **waiting).verdict, decide(records, **waiting).launch_advice)
 
 
 def test_nothing_trained_recommends_nothing() -> None:

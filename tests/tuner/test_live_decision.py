@@ -110,7 +110,7 @@ def test_four_launches_are_judged_over_launches() -> None:
     assert (4, 0, 0.95, "change") == (found.launches, found.blocks, found.level, found.verdict)
     assert found.reason.startswith("In the fresh blocks of 4 launches 5 MiB buckets ran 1.245 times")
     assert "only 4 launches, so the interval assumes log-normal launches" in found.warnings
-    assert "" == found.surer
+    assert "" == found.launch_advice
 
 
 def test_alternatives_of_different_launches_are_each_compared_in_their_own() -> None:

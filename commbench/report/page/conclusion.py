@@ -240,7 +240,7 @@ def _settings(run: Run) -> Iterable[Finding]:
 
 
 def _details(advice: Recommendation) -> list[str]:
-    return [*safe_sentences(advice), advice.reason, _cost_of(advice), advice.surer, warnings_sentence(advice)]
+    return [*safe_sentences(advice), advice.reason, _cost_of(advice), advice.launch_advice, warnings_sentence(advice)]
 
 
 def _cost_of(advice: Recommendation) -> str:
