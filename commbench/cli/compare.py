@@ -83,20 +83,20 @@ def compare(
     return 5 if lost else 0
 
 
-def _style_of(asked: str | None, out: Path | None) -> str:
+def _style_of(requested: str | None, out: Path | None) -> str:
     ending = out.suffix.lstrip(".").lower() if out else ""
-    style = asked or (ending if ending in FORMATS else "table")
+    style = requested or (ending if ending in FORMATS else "table")
     check_choice("format", style, FORMATS)
     return style
 
 
 def _share(text: str) -> float:
     """Parse a threshold, ``5%`` or ``0.05``, into a share."""
-    found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(%?)", text.strip())
-    if not found:
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(%?)", text.strip())
+    if not match:
         raise InputError(f"--threshold {text} is no share: write 5% or 0.05.")
-    share = float(found[1]) / (100 if found[2] else 1)
-    if share >= 1 and not found[2]:
+    share = float(match[1]) / (100 if match[2] else 1)
+    if share >= 1 and not match[2]:
         raise InputError(f"--threshold {text} would be {100 * share:g} %: write {text}% or {share / 100:g}.")
     if share < MARGIN:
         raise InputError(

@@ -137,9 +137,9 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
         **imported.info,
     }
     with Store.open(path, header) as store:
-        known = {(record.case.key, record.launch) for record in store.records}
+        stored = {(record.case.key, record.launch) for record in store.records}
         for record in imported.records:
-            if (record.case.key, record.launch) not in known:
+            if (record.case.key, record.launch) not in stored:
                 store.append(record)
         store.update(status="complete")
         return len(write_tables(store))
@@ -154,8 +154,8 @@ def _say(imported: Imported, rows: int, path: Path, console: Console) -> None:
     """Print what was imported, what was assumed, and what was left out and why."""
     for tool, reading in imported.readings:
         version = f" {reading.version.removeprefix('OSU ')}" if reading.version else ""
-        found = counted(len(reading.records), "measurement")
-        console.print(f"{reading.name}: {found} of {tool.title}{version}.", soft_wrap=True)
+        measurements = counted(len(reading.records), "measurement")
+        console.print(f"{reading.name}: {measurements} of {tool.title}{version}.", soft_wrap=True)
     _list(console, "Assumed: ", dict.fromkeys(text for _, reading in imported.readings for text in reading.assumed))
     for _, reading in imported.readings:
         texts = (f"{text}{f' ({times} times)' if times > 1 else ''}" for text, times in reading.left_out.items())

@@ -93,17 +93,17 @@ def bench(
             trainer and trainer.uses_gpu and not lack
         ):  # a launcher named for collectives may lack torch or start other hosts
             lack = try_device(trainer.name).refusal
-        asked = None if lack else trains_over
+        requested = None if lack else trains_over
         limit_s = settings.time_limit
-        if asked and limit_s is not None:
+        if requested and limit_s is not None:
             limit_s *= COLLECTIVES_SHARE
         limited = replace(settings, time_limit=limit_s)
-        collectives = _planner(suite, limited, timing, like, asked=backends is not None)
+        collectives = _planner(suite, limited, timing, like, is_named=backends is not None)
         task = replace(collectives(place), draws_page=True)
-        if asked is None:
+        if requested is None:
             return replace(task, left_out=[*task.left_out, *([lack] if trains_over and lack else [])])
         sweep = default_sweep()
-        chosen, left_out = backend_at(place, asked, sweep.workload)
+        chosen, left_out = backend_at(place, requested, sweep.workload)
         task = replace(task, left_out=[*task.left_out, *left_out])
         sweep, seed = replace(sweep, backend=chosen), task.requests[0].seed
         planned = plan_training(sweep, settings, training, ranks=place.ranks, seed=seed)
@@ -183,7 +183,7 @@ def run(
     settings = replace(settings, style=output_format)
     whole = _override(load_suite(suite), axes)
     chosen = find_budget(BUDGETS, budget, launches=launches, energy_s=energy)
-    plan = _planner(whole, settings, chosen, like, asked=axes["backends"] is not None)
+    plan = _planner(whole, settings, chosen, like, is_named=axes["backends"] is not None)
     return carry_out(settings, plan, lambda: ranks_by_gpus(whole.backends))
 
 
@@ -193,14 +193,14 @@ def _override(suite: Suite, axes: Mapping[str, object]) -> Suite:
 
 
 def _planner(
-    whole: Suite, settings: Settings, budget: Budget, like: Path | None, *, asked: bool
+    whole: Suite, settings: Settings, budget: Budget, like: Path | None, *, is_named: bool
 ) -> Callable[[Place], Task]:
-    """Return the planner of a suite for a place; ``asked``: whether a person named the backends."""
+    """Return the planner of a suite for a place; ``is_named``: whether a person named the backends."""
 
     def plan(place: Place) -> Task:
         suite, left_out = usable_suite(
             whole,
-            asked=asked,
+            is_named=is_named,
             carries_mpi=place.carries_mpi,
             ranks_here=place.ranks_here,
             started=place.started,

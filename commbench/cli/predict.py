@@ -54,15 +54,15 @@ def parse_world_sizes(text: str) -> list[int]:
     Raises:
         InputError: the text is no such list, or a number is not between 2 and 10000.
     """
-    found: set[int] = set()
+    world_sizes: set[int] = set()
     for item in text.split(","):
         if not re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9}){0,2}", item.strip()):
             raise InputError(f"World sizes {text!r} are not understood; {_RANKS_HINT}.")
         low, high, factor = (*map(int, item.split(":")), *(None, None))[:3]
         if not FEWEST_RANKS <= (low or 0) <= MOST_RANKS or not FEWEST_RANKS <= (high or MOST_RANKS) <= MOST_RANKS:
             raise InputError(f"World sizes {text!r} are not all from {FEWEST_RANKS} to {MOST_RANKS}; choose such.")
-        found |= set(_ranks_between(item.strip(), low or 0, high, 2 if factor is None else factor))
-    return sorted(found)
+        world_sizes |= set(_ranks_between(item.strip(), low or 0, high, 2 if factor is None else factor))
+    return sorted(world_sizes)
 
 
 def _ranks_between(item: str, low: int, high: int | None, factor: int) -> Iterable[int]:
@@ -101,13 +101,13 @@ def parse_hooks(text: str | None, trained: Iterable[str]) -> list[str] | None:
     """
     if text is None:
         return None
-    known = list(dict.fromkeys(trained))
-    found = [hook_name(part) for part in text.split(",")]
-    for hook in found:
-        if hook not in known:
-            among = f"only {', '.join(known)} can be" if known else "no training is in these runs"
+    trained_hooks = list(dict.fromkeys(trained))
+    hooks = [hook_name(part) for part in text.split(",")]
+    for hook in hooks:
+        if hook not in trained_hooks:
+            among = f"only {', '.join(trained_hooks)} can be" if trained_hooks else "no training is in these runs"
             raise InputError(f"Steps with hook {hook} were to be predicted, but {among}; train it first, too.")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(hooks))
 
 
 def hook_name(text: str) -> str:
@@ -145,13 +145,13 @@ def check_measured_rate(rates_bps: Sequence[float | None], links: Iterable[Link]
     Raises:
         InputError: it was asked for, and the runs used links of several rates.
     """
-    found = sorted({link.rate_bps for link in links if link.rate_bps is not None})
-    if None not in rates_bps or len(found) < 2:  # noqa: PLR2004 - several
+    used_bps = sorted({link.rate_bps for link in links if link.rate_bps is not None})
+    if None not in rates_bps or len(used_bps) < 2:  # noqa: PLR2004 - several
         return
-    names = ["links that are not shaped or within one host" if math.isinf(r) else format_link_rate(r) for r in found]
+    names = ["links that are not shaped or within one host" if math.isinf(r) else format_link_rate(r) for r in used_bps]
     raise InputError(
         f"The runs were measured over links of different rates ({' and '.join(names)}), so that 'measured' says "
-        f"nothing; name the rate to predict for, such as --rate {names[0] if math.isfinite(found[0]) else '1gbit'}."
+        f"nothing; name the rate to predict for, such as --rate {names[0] if math.isfinite(used_bps[0]) else '1gbit'}."
     )
 
 
@@ -217,12 +217,14 @@ def predict(
         raise InputError(_nothing_known(runs, network))
     check_measured_rate(rates, _links(runs, network))
     hosts = _hosts(ranks_per_node, network.ranks_per_node)
-    asked = Networks(world_sizes=world_sizes, rates_bps=rates, ranks_per_node=hosts)
+    networks = Networks(world_sizes=world_sizes, rates_bps=rates, ranks_per_node=hosts)
     chosen = parse_message_sizes(sizes, (family.dtype for family in network.curves))
     forecasts = _Forecasts(
-        runs=[run.path.name for run in runs], network=network, collectives=collective_forecasts(network, asked, chosen)
+        runs=[run.path.name for run in runs],
+        network=network,
+        collectives=collective_forecasts(network, networks, chosen),
     )
-    forecasts = _with_training(forecasts, runs, asked, workload, hooks)
+    forecasts = _with_training(forecasts, runs, networks, workload, hooks)
     rows = forecasts.rows
     if all(row.status != "ok" for row in rows):
         reasons = [*(row.reason for row in rows), *forecasts.missing]
@@ -231,10 +233,10 @@ def predict(
     return 0
 
 
-def _hosts(asked: int | None, measured: int) -> int:
-    if asked is not None and asked < 1:
-        raise InputError(f"{asked} ranks per node were asked for; choose 1 or more.")
-    return asked or measured
+def _hosts(requested: int | None, measured: int) -> int:
+    if requested is not None and requested < 1:
+        raise InputError(f"{requested} ranks per node were asked for; choose 1 or more.")
+    return requested or measured
 
 
 def _links(runs: Iterable[Run], network: GrowingNetwork) -> list[Link]:
@@ -286,7 +288,7 @@ class _Forecasts:
 def _with_training(
     forecasts: _Forecasts,
     runs: Iterable[Run],
-    asked: Networks,
+    networks: Networks,
     workload: str | None,
     hooks: Sequence[str] | None,
 ) -> _Forecasts:
@@ -307,9 +309,9 @@ def _with_training(
                     rate_bps=_rate_bps(run),
                     shared_cores=link_of(run.info, "").shared_cores,
                 )
-                found = training_forecasts(trained, forecasts.network, asked, hooks)
-                steps += found[0]
-                break_evens += found[1]
+                predicted = training_forecasts(trained, forecasts.network, networks, hooks)
+                steps += predicted[0]
+                break_evens += predicted[1]
     if workload and not steps and not missing:
         raise InputError(f"No training of {workload!r} is in these runs; give a workload that was trained.")
     return dataclasses.replace(forecasts, steps=steps, break_evens=break_evens, missing=missing)
@@ -373,8 +375,8 @@ def _print(forecasts: _Forecasts, style: str) -> None:
             "break_evens": forecasts.break_evens,
         }
         plain = {name: [row_to_json(row) for row in rows] for name, rows in kinds.items()}
-        found = {"runs": list(forecasts.runs), **plain, "missing": list(forecasts.missing)}
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        report = {"runs": list(forecasts.runs), **plain, "missing": list(forecasts.missing)}
+        sys.stdout.write(json.dumps(report, indent=1) + "\n")
 
 
 def _tables(forecasts: _Forecasts) -> list[RenderableType]:

@@ -57,16 +57,16 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
 
 def _print_conclusion(run_: Run, console: Console) -> None:
     """Print the recommendation and its cost; nothing for a tuning without its first decision."""
-    found = run_.recommendation
-    if not found:
+    recommendation = run_.recommendation
+    if not recommendation:
         return
     if sentence := undecided(run_):
         console.print(sentence)
         return
-    for part in render_recommendation(found):
+    for part in render_recommendation(recommendation):
         console.print(part)
     if predictions(run_):
-        console.print(render_cost(found, run_.info.get("launches") or ()))
+        console.print(render_cost(recommendation, run_.info.get("launches") or ()))
 
 
 def _texts(run_: Run, style: str) -> list[str]:

@@ -78,14 +78,14 @@ def report(
 def _check_asked(paths: Sequence[Path], style: str, *, out: Path | None, terminal: bool, model: bool) -> None:
     """Refuse options that exclude each other."""
     instead = {"--model": model, "--terminal": terminal, f"--format {style}": style != "table"}
-    asked = [option for option, is_asked in instead.items() if is_asked]
-    if len(asked) > 1:
+    requested = [option for option, is_requested in instead.items() if is_requested]
+    if len(requested) > 1:
         hint = "; the run's model.json has all its numbers" if model else ""
-        raise InputError(f"{asked[0]} and {asked[1]} were asked for; choose one{hint}.")
-    if asked and out is not None:
-        raise InputError(f"{asked[0]} writes no page, so that --out {out} has no use; leave one of them out.")
-    if len(paths) > 1 and asked and not terminal:
-        raise InputError(f"{asked[0]} is of one run and {len(paths)} were named; name one.")
+        raise InputError(f"{requested[0]} and {requested[1]} were asked for; choose one{hint}.")
+    if requested and out is not None:
+        raise InputError(f"{requested[0]} writes no page, so that --out {out} has no use; leave one of them out.")
+    if len(paths) > 1 and requested and not terminal:
+        raise InputError(f"{requested[0]} is of one run and {len(paths)} were named; name one.")
 
 
 def _report_page(runs: Sequence[Run], out: Path | None, console: Console) -> None:

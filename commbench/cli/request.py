@@ -113,7 +113,7 @@ def parse_numbers(option: str, text: str | None, of: str = "whole numbers; write
 
 
 def usable_suite(
-    suite: Suite, *, asked: bool, carries_mpi: bool = True, ranks_here: int | None = None, started: bool = False
+    suite: Suite, *, is_named: bool, carries_mpi: bool = True, ranks_here: int | None = None, started: bool = False
 ) -> tuple[Suite, list[str]]:
     """The suite without backends that this machine lacks, and a sentence for each that was left out.
 
@@ -122,7 +122,7 @@ def usable_suite(
 
     Args:
         suite: what to measure.
-        asked: whether a person named the backends.
+        is_named: whether a person named the backends.
         carries_mpi: see `lacking`.
         ranks_here: see `lacking`.
         started: see `lacking`.
@@ -131,15 +131,15 @@ def usable_suite(
         InputError: a named backend is missing, or none is left.
     """
     on_hosts = [backend for backend in suite.backends if backend not in NCCL_BACKENDS]
-    tried = suite.backends if asked or has_gpus() or not on_hosts else on_hosts
+    tried = suite.backends if is_named or has_gpus() or not on_hosts else on_hosts
     sharing = ranks_here if on_hosts else None  # a suite for GPUs only names its backends
     lacks = {
-        backend: lacking(backend, asked=asked, carries_mpi=carries_mpi, ranks_here=sharing, started=started)
+        backend: lacking(backend, is_named=is_named, carries_mpi=carries_mpi, ranks_here=sharing, started=started)
         for backend in tried
     }
     sentences = list(dict.fromkeys(sentence for sentence in lacks.values() if sentence))
     left = [backend for backend, sentence in lacks.items() if not sentence]
-    if sentences and (asked or not left):
+    if sentences and (is_named or not left):
         raise InputError(sentences[0])
     if left == list(suite.backends):
         return suite, []
@@ -149,13 +149,18 @@ def usable_suite(
 
 
 def lacking(
-    backend: str, *, asked: bool = True, carries_mpi: bool = True, ranks_here: int | None = None, started: bool = False
+    backend: str,
+    *,
+    is_named: bool = True,
+    carries_mpi: bool = True,
+    ranks_here: int | None = None,
+    started: bool = False,
 ) -> str | None:
     """One sentence on why ``backend`` cannot be used on this machine; None if it can.
 
     Args:
         backend: its name.
-        asked: whether a person named it: GPUs are then not checked here, because ranks may run on other machines.
+        is_named: whether a person named it: GPUs are then not checked here, because ranks may run on other machines.
         carries_mpi: whether MPI sees the ranks.
         ranks_here: number of ranks that use the GPUs of a host like this one; None: unknown.
         started: whether the ranks run already: a launcher may then show each rank different GPUs.
@@ -163,7 +168,7 @@ def lacking(
     if backend in MPI_BACKENDS and not carries_mpi:
         return WITHOUT_MPI
     sentence = missing_library(backend)
-    if sentence or asked or backend not in NCCL_BACKENDS:
+    if sentence or is_named or backend not in NCCL_BACKENDS:
         return sentence
     if emulated_conditions():
         return "NCCL is not for emulated hosts, which share the GPUs of a machine; --backend nccl tries it there."
@@ -177,27 +182,27 @@ def lacking(
     )
 
 
-def check_training_backend(asked: str) -> str:
+def check_training_backend(name: str) -> str:
     """The requested training backend."""
-    check_choice("training backend", asked, (AUTO_BACKEND, *TRAINING_BACKENDS))
-    return asked
+    check_choice("training backend", name, (AUTO_BACKEND, *TRAINING_BACKENDS))
+    return name
 
 
-def choose_training_backend(asked: str, *, ranks_here: int, started: bool = False) -> tuple[str, list[str]]:
+def choose_training_backend(requested: str, *, ranks_here: int, started: bool = False) -> tuple[str, list[str]]:
     """The training backend: the requested one, or for ``auto`` NCCL if each rank has a GPU, else Gloo.
 
     Args:
-        asked: one of `commbench.collectives.backends.TRAINING_BACKENDS`, or ``auto``.
+        requested: one of `commbench.collectives.backends.TRAINING_BACKENDS`, or ``auto``.
         ranks_here: see `lacking`.
         started: see `lacking`.
 
     Returns:
         Its name, and a sentence on why ``auto`` does not use existing GPUs.
     """
-    if asked != AUTO_BACKEND:
-        return asked, []
+    if requested != AUTO_BACKEND:
+        return requested, []
     on_cpus, on_gpus = TRAINING_BACKENDS.values()
-    lack = lacking(on_gpus.name, asked=False, ranks_here=ranks_here, started=started) if has_gpus() else ""
+    lack = lacking(on_gpus.name, is_named=False, ranks_here=ranks_here, started=started) if has_gpus() else ""
     if lack is None:
         return on_gpus.training_name, []
     return on_cpus.training_name, [f"Training on GPUs: this trains over Gloo on CPUs. {lack}"] if lack else []

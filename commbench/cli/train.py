@@ -172,7 +172,7 @@ def train(
     are measured again in fresh launches; only these decide. Inside mpirun, torchrun or srun this process is one rank of
     one launch; repeat the command with the same --out to add launches.
     """
-    asked = check_training_backend(backend)
+    requested = check_training_backend(backend)
     named = TrainingSweep(
         workload=workload,
         bucket_caps=split_names(bucket_cap_mb) or (),
@@ -191,7 +191,7 @@ def train(
 
     def plan(place: Place) -> Task:
         seed = draw_seed(settings.seed_or_resumed())
-        chosen_backend, left_out = backend_at(place, asked, workload)
+        chosen_backend, left_out = backend_at(place, requested, workload)
         sweep = dataclasses.replace(named, backend=chosen_backend)
         training = dataclasses.replace(
             plan_training(sweep, settings, chosen, ranks=place.ranks, seed=seed),
@@ -203,13 +203,13 @@ def train(
         task = Task(name=short_name("train", workload), requests=(), stages=(), left_out=left_out)
         return join_training(task, training)
 
-    return carry_out(settings, plan, lambda: training_ranks(asked))
+    return carry_out(settings, plan, lambda: training_ranks(requested))
 
 
-def backend_at(place: Place, asked: str, workload: str) -> tuple[str, list[str]]:
+def backend_at(place: Place, requested: str, workload: str) -> tuple[str, list[str]]:
     """The training backend of a workload at a place, see `choose_training_backend`."""
-    backend, left_out = choose_training_backend(asked, ranks_here=place.ranks_here, started=place.started)
-    if asked == AUTO_BACKEND and TRAINING_BACKENDS[backend].uses_gpu and _computes_on_hosts(workload):
+    backend, left_out = choose_training_backend(requested, ranks_here=place.ranks_here, started=place.started)
+    if requested == AUTO_BACKEND and TRAINING_BACKENDS[backend].uses_gpu and _computes_on_hosts(workload):
         sentence = f"{workload} was recorded on CPUs, which replay it; --backend nccl sends its gradients by NCCL."
         return "gloo", [f"Training on GPUs: this trains over Gloo on CPUs. {sentence}"]
     return backend, left_out
@@ -300,8 +300,8 @@ def write_recommendation(store: Store) -> None:
     trainings = store.training_records
     recommendation = recommend(trainings, store.info)
     if recommendation is not None:
-        found = with_search(recommendation, collective_records(store.records), trainings, store.info)
-        store.write_recommendation(found.to_json())
+        completed = with_search(recommendation, collective_records(store.records), trainings, store.info)
+        store.write_recommendation(completed.to_json())
 
 
 def _switch(option: str, text: str) -> tuple[bool, ...]:

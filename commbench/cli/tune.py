@@ -135,12 +135,12 @@ def tune(
     hooks = checked_hooks(split_names(allow) or ()) if command is None or "allow" in given else ["none"]
     if command is not None:
         return _start(settings, command, caps=caps, hooks=hooks, steps=steps, then=then)
-    chosen, asked = find_budget(TUNING_BUDGETS, budget), check_training_backend(backend)
+    chosen, requested = find_budget(TUNING_BUDGETS, budget), check_training_backend(backend)
     allowed = check_accuracy_loss(max_accuracy_loss)
 
     def plan(place: Place) -> Task:
         _check_ranks(place)
-        trains_over, left_out = backend_at(place, asked, workload)
+        trains_over, left_out = backend_at(place, requested, workload)
         tuning = TuningPlan(
             workload=workload,
             facts=known_facts(settings, workload, batch) or probe_workload(workload, batch, hooks, backend=trains_over),
@@ -159,7 +159,7 @@ def tune(
         )
         return tuning_task(tuning, left_out)
 
-    return carry_out(settings, plan, lambda: training_ranks(asked))
+    return carry_out(settings, plan, lambda: training_ranks(requested))
 
 
 def _check_options(

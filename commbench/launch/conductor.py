@@ -109,12 +109,7 @@ class _StageRun:
         self.request = request
         self.label = request.name if len(run.stages) > 1 else ""
         self.launches = range(request.first_launch, request.budget.launches)
-        self.times = TimePlan(
-            budget=request.budget,
-            begun=run.begun,
-            limit_s=request.time_limit_s,
-            whole_limit_s=request.whole_limit_s,
-        )
+        self.times = TimePlan.of(request, run.begun)
         if startup_s is not None:
             self.times.startup_s = startup_s
 

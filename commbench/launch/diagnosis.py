@@ -321,10 +321,10 @@ class MemoryKills:
 
     def _count(self) -> int | None:
         try:
-            found = re.search(r"^oom_kill (\d+)$", self._file.read_text(encoding="utf-8"), re.MULTILINE)
+            match = re.search(r"^oom_kill (\d+)$", self._file.read_text(encoding="utf-8"), re.MULTILINE)
         except OSError:
             return None
-        return int(found[1]) if found else None
+        return int(match[1]) if match else None
 
 
 # -------------------------------------------------------------------------------------------------------- evidence

@@ -276,8 +276,8 @@ def describe_differences(ranks: Sequence[Software]) -> str:
     by_host = {software.host: software.versions for software in reversed(ranks)}  # the lowest rank's come last
 
     def versions_of(software: Software) -> tuple[str, ...]:
-        known = {**by_host[software.host], **software.versions}
-        return tuple(known.get(name, "none") for name in names)
+        versions = {**by_host[software.host], **software.versions}
+        return tuple(versions.get(name, "none") for name in names)
 
     groups: dict[tuple[str, ...], list[Software]] = {}
     for software in ranks:

@@ -51,24 +51,24 @@ def stack_in(lines: Iterable[str]) -> list[str]:
 
     Empty if nothing was printed.
     """
-    found: list[str] = []
+    frames: list[str] = []
     decided = False
     for line in lines:
         if head := _DUMPED_THREAD.match(line.strip()):
             if decided:
                 break
-            decided, found = head[1] == "Current thread", []
+            decided, frames = head[1] == "Current thread", []
         elif frame := _DUMPED.match(line):
-            found.append(_text(frame[1], int(frame[2]), frame[3]))
-    return _without_outermost(found)
+            frames.append(_text(frame[1], int(frame[2]), frame[3]))
+    return _without_outermost(frames)
 
 
 def _frames(frame: FrameType | None) -> list[str]:
-    found: list[str] = []
+    texts: list[str] = []
     while frame is not None:
-        found.append(_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        texts.append(_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
-    return _without_outermost(found)
+    return _without_outermost(texts)
 
 
 def _without_outermost(stack: list[str]) -> list[str]:

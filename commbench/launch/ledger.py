@@ -96,9 +96,9 @@ class Ledger:
             self.warn_once("remark", text)
         # mpirun leaves a quarter of a second between SIGTERM and SIGKILL: run.json states the end before it comes.
         reason = "" if self._status == "running" else f"launch {launch + 1} has begun and not ended"
-        known = header_fields(facts, self.store.info)
+        header = header_fields(facts, self.store.info)
         self.store.update(
-            status=self._status, reason=reason, launcher=self._launcher, **budget_fields(request), **known
+            status=self._status, reason=reason, launcher=self._launcher, **budget_fields(request), **header
         )
 
     def warn_once(self, topic: str, text: str) -> None:

@@ -37,12 +37,12 @@ def probe_mpi() -> JsonObject:
             timeout=TIMEOUT_S,
             check=True,
         )
-        found: JsonObject = json.loads(done.stdout.strip().splitlines()[-1])
+        report: JsonObject = json.loads(done.stdout.strip().splitlines()[-1])
     except InputError as error:
         return {"problem": str(error)}
     except (subprocess.SubprocessError, OSError, ValueError, IndexError) as error:
         return {"problem": f"MPI does not start: {_last_line(error)}"}
-    return {"launcher": launcher.mpirun if isinstance(launcher, MpirunLauncher) else launcher.name, **found}
+    return {"launcher": launcher.mpirun if isinstance(launcher, MpirunLauncher) else launcher.name, **report}
 
 
 def _last_line(error: Exception) -> str:
@@ -102,12 +102,12 @@ def main() -> None:
 
     control = MpiControl()
     if control.rank == 0:
-        found = {
+        report = {
             "library": control.library(),
             "init_s": round(control.start.init_s, 3),
             "on_host": control.connections[0] or None,
         }
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(report) + "\n")
         sys.stdout.flush()
     control.close()
     os._exit(0)

@@ -237,9 +237,7 @@ class _Standalone:
     def _plan(self, ledger: Ledger, request: RunRequest) -> LaunchPlan:
         """Plan the stage's next launch, and open it in the ledger."""
         now = self.begun if self.launch is None else time.monotonic()
-        times = TimePlan(
-            budget=request.budget, begun=self.begun, limit_s=request.time_limit_s, whole_limit_s=request.whole_limit_s
-        )
+        times = TimePlan.of(request, self.begun)
         times.startup_s = 0.0  # the ranks are here already
         records = ledger.store.records
         launch = next_launch(request, records)

@@ -52,12 +52,9 @@ class Director:
         self.recommendation: Recommendation | None = None
         self._options = options
         self._model = ddp_model
+        self._parameters = sum(p.numel() for p in ddp_model.module.parameters() if p.requires_grad)
         self._run = LiveRun.open(
-            options,
-            baseline=original,
-            settings=self.settings,
-            parameters=sum(p.numel() for p in ddp_model.module.parameters() if p.requires_grad),
-            facts=facts,
+            options, baseline=original, settings=self.settings, parameters=self._parameters, facts=facts
         )
         self._experiment = Experiment(self.settings, seed=options.seed + self._run.launch, max_steps=options.steps)
         self._began_s = time.monotonic()
@@ -112,7 +109,7 @@ class Director:
             seed=self._options.seed,
             threads_per_rank=torch.get_num_threads(),
             device=_device_name(self._model),
-            parameters=sum(p.numel() for p in self._model.module.parameters() if p.requires_grad),
+            parameters=self._parameters,
             discarded=UNTIMED,
         )
         self._records[key] = dataclasses.replace(
@@ -136,13 +133,13 @@ class Director:
         return Instruction(Order.BLOCK, self._block.setting, UNTIMED + self._block.steps)
 
     def _end(self) -> Instruction:
-        found = self.conclude(self._experiment.ending, "")
+        recommendation = self.conclude(self._experiment.ending, "")
         best = 0
-        if found is not None and found.verdict == "change":
-            wanted = setting_of(found.best)
-            best = next(number for number, case in enumerate(self.settings) if setting_of(case) == wanted)
+        if recommendation is not None and recommendation.verdict == "change":
+            best_setting = setting_of(recommendation.best)
+            best = next(number for number, case in enumerate(self.settings) if setting_of(case) == best_setting)
         follows = "training ends, as --then stop says" if self._options.then == "stop" else "training goes on with it"
-        say(f"{_conclusion(found)}; {follows}.")
+        say(f"{_conclusion(recommendation)}; {follows}.")
         return Instruction(Order.STOP if self._options.then == "stop" else Order.END, best)
 
     def give_up(self, error: Exception) -> Instruction:
@@ -176,13 +173,13 @@ class Director:
         self._run.wait()
 
 
-def _conclusion(found: Recommendation | None) -> str:
-    if found is None:
+def _conclusion(recommendation: Recommendation | None) -> str:
+    if recommendation is None:
         return "tuning ended without a comparison: the setting stays as it was"
-    best = found.best
-    if found.verdict == "change":
-        return f"decided: {best.name} trains {best.gain_over(found.baseline_name)}"
-    if found.verdict == "keep":
+    best = recommendation.best
+    if recommendation.verdict == "change":
+        return f"decided: {best.name} trains {best.gain_over(recommendation.baseline_name)}"
+    if recommendation.verdict == "keep":
         return "decided: the script's own setting stays; no other is more than 2 % faster"
     return "undecided: the script's own setting stays"
 

@@ -26,10 +26,9 @@ from commbench.engine.control import gather_everywhere
 from commbench.hooks.base import StateDict
 from commbench.hooks.step_clock import elapsed_ms
 from commbench.live.boundaries import Boundaries, Step
-from commbench.live.conditions import gather_conditions
 from commbench.live.instructions import Instruction, Order, say
 from commbench.live.options import LiveOptions
-from commbench.live.ranks import Ranks
+from commbench.live.ranks import Ranks, gather_conditions
 from commbench.live.switching import COMPILED, Prepared, Switch, cap_of, is_compiled, own_hooks, why_untunable
 
 if TYPE_CHECKING:

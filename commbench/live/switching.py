@@ -90,10 +90,12 @@ def own_hooks(ddp_model: DistributedDataParallel) -> tuple[tuple[Any, Any], ...]
 
 def arguments_of(ddp_model: DistributedDataParallel) -> dict[str, object]:
     """Return keyword arguments, but for the bucket size, of another DDP object like this one around the same module."""
-    known = inspect.signature(DistributedDataParallel.__init__).parameters
-    found = {name: getattr(ddp_model, name) for name in _SAME_NAME if name in known and hasattr(ddp_model, name)}
-    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    return {**found, buffers: ddp_model.broadcast_buffers, "init_sync": False}
+    parameters = inspect.signature(DistributedDataParallel.__init__).parameters
+    arguments = {
+        name: getattr(ddp_model, name) for name in _SAME_NAME if name in parameters and hasattr(ddp_model, name)
+    }
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
+    return {**arguments, buffers: ddp_model.broadcast_buffers, "init_sync": False}
 
 
 def cap_of(ddp_model: DistributedDataParallel) -> str:

@@ -329,6 +329,13 @@ class TimePlan:
     per_slice_s: float | None = field(default=None, init=False)
     other_s: float = field(init=False)
 
+    @classmethod
+    def of(cls, request: RunRequest, begun: float) -> TimePlan:
+        """Return the plan of a stage of a run that began at ``begun``."""
+        return cls(
+            budget=request.budget, begun=begun, limit_s=request.time_limit_s, whole_limit_s=request.whole_limit_s
+        )
+
     def __post_init__(self) -> None:
         self.other_s = OTHER_S + self.budget.energy_s
 

@@ -180,12 +180,12 @@ def test_a_missing_backend_is_left_out_unless_asked_for(monkeypatch: pytest.Monk
         "commbench.cli.request.missing_library", lambda name: "gloo needs torch." if name == "gloo" else None
     )
     suite = Suite(name="s", sweeps=[Sweep(backends=["mpi", "gloo"]), Sweep(backends=["gloo"])])
-    left, sentences = usable_suite(suite, asked=False)
+    left, sentences = usable_suite(suite, is_named=False)
     assert (("mpi",), 1, ["gloo needs torch."]) == (left.backends, len(left.sweeps), sentences)
     with pytest.raises(InputError, match="gloo needs torch"):
-        usable_suite(suite, asked=True)
+        usable_suite(suite, is_named=True)
     with pytest.raises(InputError, match="gloo needs torch"):
-        usable_suite(Suite(name="s", sweeps=[Sweep(backends=["gloo"])]), asked=False)
+        usable_suite(Suite(name="s", sweeps=[Sweep(backends=["gloo"])]), is_named=False)
 
 
 def test_each_sweep_keeps_its_own_backends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,14 +194,14 @@ def test_each_sweep_keeps_its_own_backends(monkeypatch: pytest.MonkeyPatch) -> N
         "commbench.cli.request.missing_library", lambda name: "gloo needs torch." if name == "gloo" else None
     )
     suite = Suite(name="s", sweeps=[Sweep(backends=["mpi", "gloo"]), Sweep(sizes=[8], backends=["fake"])])
-    left, _ = usable_suite(suite, asked=False)
+    left, _ = usable_suite(suite, is_named=False)
     assert [("mpi",), ("fake",)] == [tuple(sweep.backends) for sweep in left.sweeps]
 
 
 def test_mpi_under_torchrun_is_sent_to_mpirun() -> None:
     """Name the chosen launcher in the refusal."""
     with pytest.raises(InputError, match="not by torchrun; or choose --backend gloo"):
-        usable_suite(Suite(name="s", sweeps=[Sweep(backends=["mpi"])]), asked=True, carries_mpi=False)
+        usable_suite(Suite(name="s", sweeps=[Sweep(backends=["mpi"])]), is_named=True, carries_mpi=False)
 
 
 @pytest.mark.parametrize("gpus", [True, False])
@@ -213,13 +213,13 @@ def test_nccl_is_measured_without_being_asked_where_there_are_gpus(monkeypatch: 
         "commbench.cli.request.try_device",
         lambda name: DeviceTrial(refusal="torch has no NCCL.") if name == "torch-nccl" else DeviceTrial(gpus=2),
     )
-    left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), asked=False)
+    left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), is_named=False)
     expected = (("mpi", "gloo", "nccl"), ["torch has no NCCL."]) if gpus else (("mpi", "gloo"), [])
     assert expected == (left.backends, sentences)
     alone = Suite(name="s", sweeps=[Sweep(backends=["torch-nccl"])])
     with pytest.raises(InputError, match="torch has no NCCL"):
-        usable_suite(alone, asked=False)
-    assert (alone, []) == usable_suite(alone, asked=True)  # the ranks may run on other machines: they will say
+        usable_suite(alone, is_named=False)
+    assert (alone, []) == usable_suite(alone, is_named=True)  # the ranks may run on other machines: they will say
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
@@ -273,7 +273,7 @@ def test_emulated_hosts_do_not_share_a_gpu_unasked(monkeypatch: pytest.MonkeyPat
     """Leave NCCL out there, with a sentence, and let who names it try it."""
     machine(monkeypatch, 4)
     monkeypatch.setenv(EMULATED, '{"hosts": 2}')
-    left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), asked=False, ranks_here=1)
+    left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), is_named=False, ranks_here=1)
     assert "torch-nccl" not in left.backends
     assert ["emulated hosts" in sentence for sentence in sentences].count(True) == 1
     assert "gloo" == choose_training_backend("auto", ranks_here=1)[0]
@@ -291,14 +291,14 @@ def test_what_is_no_training_backend_is_refused() -> None:
 def test_ranks_that_would_share_gpus_leave_nccl_out(monkeypatch: pytest.MonkeyPatch, ranks_here: int | None) -> None:
     """Say how to ask for it; leave it in where it is asked for, alone in its suite, or nobody knows who shares."""
     machine(monkeypatch, 4)
-    left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), asked=False, ranks_here=ranks_here)
+    left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), is_named=False, ranks_here=ranks_here)
     shares = ranks_here == 5
     assert ("torch-nccl" in left.backends) == (not shares)
     told = "5 ranks of a host would share 4 GPUs: start 4 on each (--ranks-per-node 4), or let them share by --back"
     assert shares == any(sentence.startswith(told) for sentence in sentences)
     alone = Suite(name="s", sweeps=[Sweep(backends=["torch-nccl"])])
-    assert (alone, []) == usable_suite(alone, asked=False, ranks_here=ranks_here)
-    assert (alone, []) == usable_suite(alone, asked=True, ranks_here=ranks_here)
+    assert (alone, []) == usable_suite(alone, is_named=False, ranks_here=ranks_here)
+    assert (alone, []) == usable_suite(alone, is_named=True, ranks_here=ranks_here)
 
 
 def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

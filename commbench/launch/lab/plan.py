@@ -92,6 +92,7 @@ class LabPlan:
         if uplink is not None and racks == 1:
             raise InputError(f"The uplink rate {uplink!r} was given but one rack has no uplink; add --racks 2 or more.")
         rate_bps = parse_rate(rate)
+        uplink_bps = rate_bps if uplink is None else parse_rate(uplink)
         rates = _parse_slow(slow, hosts)
         return cls(
             hosts=tuple(
@@ -106,7 +107,7 @@ class LabPlan:
             ),
             rate_bps=rate_bps,
             racks=racks,
-            uplink_bps=None if racks == 1 else rate_bps if uplink is None else parse_rate(uplink),
+            uplink_bps=None if racks == 1 else uplink_bps,
         )
 
     @property

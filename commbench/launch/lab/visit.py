@@ -107,11 +107,11 @@ class _Visit:
 
     def _pass_on(self, numbers: bytes, *, started: bool) -> None:
         """Send signals to the command, except a key's signal, which the terminal has already sent there."""
-        wanted = set(PASSED_ON)
+        passed_on = set(PASSED_ON)
         if started and is_foreground():
-            wanted -= FROM_KEYS
+            passed_on -= FROM_KEYS
         with contextlib.suppress(OSError):  # the command has just ended
-            self._connection.sendall(bytes(number for number in numbers if number in wanted))
+            self._connection.sendall(bytes(number for number in numbers if number in passed_on))
 
 
 def running_commands(lab: int) -> list[RunningCommand]:

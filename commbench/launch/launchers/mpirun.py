@@ -115,8 +115,8 @@ class MpirunLauncher(Placement):
 
     def _forwarded(self) -> list[str]:
         """Return the names of variables to carry to other hosts."""
-        ours = Placement.environment(self)
-        relevant = {**relevant_variables(self.environ), **ours, "OMP_NUM_THREADS": ""}
+        added = Placement.environment(self)
+        relevant = {**relevant_variables(self.environ), **added, "OMP_NUM_THREADS": ""}
         return sorted(name for name in relevant if not name.startswith(_NOT_FORWARDED))
 
     def environment(self) -> dict[str, str]:
