@@ -258,7 +258,7 @@ def test_an_mpi_that_does_not_start_is_a_sentence(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("commbench.launch.probe.choose_launcher", lambda **_: MpirunLauncher(environ={}))
+    monkeypatch.setattr("commbench.launch.probe.choose_launcher", lambda *_: MpirunLauncher(environ={}))
     monkeypatch.setattr("commbench.launch.probe.subprocess.run", fail)
     assert {"problem": f"MPI does not start: {problem}"} == probe_mpi()
 
