@@ -84,7 +84,7 @@ def measure_pair(folder: Path, suite: Suite, requests: Mapping[str, RunRequest],
             # A run of one launch more than there are has only that one to make.
             budget = replace(requests[side].budget, launches=launch + 1)
             # Both sides keep what the very first launch found: one experiment, whose launches differ in name only.
-            fixed = fixed_settings(stores["a"].records)
+            fixed = fixed_settings(stores["a"].records, budget)
             request = replace(requests[side], budget=budget, fixed=fixed)
             code = conduct(single_stage(request), stores[side], launcher, display, fail_fast=True)
             if code:

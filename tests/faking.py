@@ -7,11 +7,12 @@ from typing import Any
 from commbench.backends.fake import FakeCommunicator, Script
 from commbench.collectives.cases import Case
 from commbench.engine.control import ThreadControl, run_threads
-from commbench.engine.measure import Session, fixed_settings_of, measure
+from commbench.engine.measure import Session, measure
 from commbench.engine.records import FixedSettings, Record
 from commbench.engine.timing.clocks import GlobalClock
 from commbench.engine.timing.loops import Progress
-from commbench.stats.budgets import BUDGETS
+from commbench.engine.visits import settings_after
+from commbench.stats.budgets import BUDGETS, Budget
 
 #: Repetitions decide by themselves when to stop; time does not, however busy the machine is.
 ENDLESS_S = 60.0
@@ -60,6 +61,12 @@ class FakeRun:
     clock: type[GlobalClock] = GlobalClock
     relative_half_width: float = 0.05
     slice_s: float = ENDLESS_S
+    visits: int = 1
+
+    @property
+    def budget(self) -> Budget:
+        """Return the budget of a launch."""
+        return replace(BUDGETS["quick"], relative_half_width=self.relative_half_width, visits=self.visits)
 
     def launch(
         self, cases: Sequence[Case], number: int = 0, frozen: Sequence[FixedSettings | None] | None = None
@@ -68,10 +75,9 @@ class FakeRun:
         kept = frozen or [None] * len(cases)
 
         def work(control: ThreadControl) -> list[Record | None]:
-            budget = replace(BUDGETS["quick"], relative_half_width=self.relative_half_width)
             session = Session(
                 control=control,
-                budget=budget,
+                budget=self.budget,
                 progress=Progress(),
                 clock=self.clock(),
                 hosts=self.hosts,
@@ -90,7 +96,7 @@ class FakeRun:
     def launches(self, cases: Sequence[Case], count: int) -> list[Record]:
         """Measure cases in several launches, as a run does: what the first finds is frozen for the others."""
         records = self.launch(cases)
-        frozen = [fixed_settings_of(record) for record in records]
+        frozen = [settings_after(record, self.budget) for record in records]
         for number in range(1, count):
             records += self.launch(cases, number, frozen)
         return records

@@ -35,6 +35,7 @@ from commbench.cli.options import (
     Sizes,
     StepFactor,
     Sync,
+    Visits,
     WorldSizes,
     takes_settings,
 )
@@ -153,6 +154,7 @@ def run(
     buffers: BufferKinds = None,
     budget: BudgetName = "quick",
     launches: Launches = None,
+    visits: Visits = None,
     energy: Energy = None,
     like: Like = None,
     output_format: Format = "table",
@@ -182,7 +184,7 @@ def run(
     }
     settings = replace(settings, style=output_format)
     whole = _override(load_suite(suite), axes)
-    chosen = find_budget(BUDGETS, budget, launches=launches, energy_s=energy)
+    chosen = find_budget(BUDGETS, budget, launches=launches, visits=visits, energy_s=energy)
     plan = _planner(whole, settings, chosen, like, is_named=axes["backends"] is not None)
     return carry_out(settings, plan, lambda: ranks_by_gpus(whole.backends))
 

@@ -171,6 +171,15 @@ BudgetName = Annotated[
 Launches = Annotated[
     int | None, typer.Option("--launches", metavar="R", help="Number of launches; by default the budget's.")
 ]
+Visits = Annotated[
+    int | None,
+    typer.Option(
+        "--visits",
+        metavar="N",
+        help="The most visits of a case per launch, separate stretches of time spread over the launch; by default the "
+        "budget's. 1 measures each case in one stretch.",
+    ),
+]
 Energy = Annotated[
     float | None,
     typer.Option(

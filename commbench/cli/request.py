@@ -269,7 +269,7 @@ def make_request(
         budget=budget,
         case_timeout_s=settings.case_timeout,
         time_limit_s=settings.time_limit,
-        fixed=fixed_settings(load_run(like).records) if like else {},
+        fixed=fixed_settings(load_run(like).records, budget) if like else {},
     )
 
 

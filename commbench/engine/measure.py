@@ -29,6 +29,7 @@ from commbench.engine.stopping import Sampler
 from commbench.engine.timing.clocks import GlobalClock, is_close
 from commbench.engine.timing.loops import Progress, Timer
 from commbench.engine.timing.sync import SyncPlan, choose_method
+from commbench.engine.visits import extended
 from commbench.errors import Reason, UnsupportedError
 from commbench.stats import StoppingRule
 from commbench.stats.budgets import Budget
@@ -42,6 +43,9 @@ NAMED_PAIRS = 3
 #: Probed operations, of which the shortest gives an operation's length, and their share of a case's time slice.
 PROBES = 5
 PROBING_SHARE = 0.1
+
+#: Buffers of cases between visits that a rank keeps, in bytes, estimated from message sizes; others are allocated anew.
+KEPT_BYTES = 2**28
 
 PreparedT = TypeVar("PreparedT")
 WorkT = TypeVar("WorkT")
@@ -65,6 +69,8 @@ class Session:
     """Energy counters that this rank reads."""
     find_clocks: Callable[[str], GpuClocks | None] = GpuClocks.find
     """Returns the clock of a GPU by PCI address."""
+    kept_bytes: int = 0
+    """Of `KEPT_BYTES`, how many are in use, the same on all ranks."""
     _gpus: dict[str, GpuClocks | None] = field(default_factory=dict)
     _caches: dict[str, int] = field(default_factory=dict)
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
@@ -175,62 +181,177 @@ class Session:
 def measure(
     case: Case, communicator: Communicator, session: Session, *, launch: int, fixed: FixedSettings | None = None
 ) -> Record | None:
-    """Measure one case; the record on rank 0, None elsewhere.
+    """Measure one case in visits that follow each other at once; the record on rank 0, None elsewhere.
 
     ``fixed`` holds the settings of the first launch; None in the first launch. An unsupported case becomes a record
     with status ``unsupported``. Wrong data becomes a record with status ``wrong`` and no times.
     """
-    stopwatch = Stopwatch()
-    session.refresh_clock()
-    record = Record(case=case, launch=launch, device=communicator.device, library=communicator.library())
-    if case.pattern == MATRIX:
-        return _measure_matrix(record, communicator, session, stopwatch, fixed)
-    verified = _prepare_and_verify(record, communicator, session)
-    if isinstance(verified, Record):
-        return _on_root(session, verified)
-    prepared, timer, checked = verified
-    prepared.refill()
-    with stopwatch.measuring():
-        timer = _timer_for_length(prepared, communicator, timer, session, fixed)
-        record = replace(record, **_conditions(prepared, timer))
-        sampler = _sampler(prepared, timer, session)
-        together = prepared.captured  # `batch` counts operations, the sampler counts calls
-        calls = sampler.warm_up(fixed and replace(fixed, batch=max(1, fixed.batch // together)))
-        settled = replace(calls, batch=calls.batch * together)
-        before = session.read_clock(communicator)  # after warm-up: the clock of an idle GPU is low
-        samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
-        after = session.read_clock(communicator)
-        overlap = _overlap(prepared, communicator, timer, session)
-    if session.budget.energy_s and session.meter.covers(case.backend):
-        lasting_s = max(session.budget.energy_s, session.meter.least_s)
-        at_once = replace(sampler, timer=session.timer(replace(case, sync="none"), communicator))
-        _, repetition_J = session.with_energy(lambda: at_once.repeat_for(lasting_s, calls.batch))  # noqa: N806 - a unit
-    overhead_us = round(session.overhead_us(case, communicator, settled.batch), 4)
-    gathered = session.control.gather((prepared.communicator.transport(), before, after))
-    if samples is None or gathered is None:
-        return None
-    transports = [transport_by(record.algorithm, transport) for transport, _, _ in gathered]
-    record = replace(
-        record,
-        wrong=checked.wrong,
-        warmups=settled.warmups,
-        batch=settled.batch,
-        harness_us=overhead_us,
-        overlap=overlap,
-        transport=join_transports(transports, prepared.participants),
-        clocks=clocks_between((one, other) for _, one, other in gathered if one and other),
-    )
-    if repetition_J is not None:
-        record = replace(record, energy_J=repetition_J / _operations(record), energy_of=session.meter.energy_of)
-    rotated_bytes = prepared.rotation * case.message_bytes
-    in_cache = case.buffers == "rotated" and rotated_bytes <= session.cache_bytes(communicator)
-    record = _with_samples(record, samples, session, stopwatch, in_cache=in_cache)
-    return replace(record, groups=timed_groups(prepared, checked, samples, transports, _operations(record)))
+    measurement = Measurement(case, communicator, session, launch=launch, fixed=fixed)
+    record = measurement.visit()
+    while not measurement.is_finished:
+        more = measurement.visit()
+        record = extended(record, more) if record and more else None
+    return record and replace(record, visit=0)
 
 
-def fixed_settings_of(record: Record) -> FixedSettings | None:
-    """Return the settings of a case that later launches keep; None if the case was not measured."""
-    return FixedSettings(warmups=record.warmups, batch=record.batch, sync=record.sync) if record.times_us else None
+class Measurement:
+    """One case in one launch, measured in one visit or several.
+
+    Args:
+        case: the case.
+        communicator: its backend.
+        session: of the launch.
+        launch: number of the launch.
+        fixed: as in `measure`.
+    """
+
+    def __init__(
+        self, case: Case, communicator: Communicator, session: Session, *, launch: int, fixed: FixedSettings | None
+    ) -> None:
+        self.case = case
+        self.visits_made = 0
+        self.settings = fixed or FixedSettings(warmups=0, batch=1, visits=1)
+        """As determined in the first visit."""
+        self._communicator = communicator
+        self._session = session
+        self._launch = launch
+        self._fixed = fixed
+        self._prepared: Prepared | None = None
+        self._kept_bytes = 0
+        self._sampler: Sampler
+        self._checked: Checked
+        self._repeated_s = 0.0
+        self._first: Record
+        """Conditions of the case, as the first visit found them."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no visit is left, the same on all ranks."""
+        return self.visits_made >= self.settings.visits
+
+    def visit(self) -> Record | None:
+        """Measure the case once more; collective; return the record of this visit on rank 0, None elsewhere."""
+        stopwatch = Stopwatch()
+        session = self._session
+        session.refresh_clock()
+        self.visits_made += 1
+        if self.visits_made > 1:
+            return self._revisit(stopwatch)
+        record = Record(
+            case=self.case,
+            launch=self._launch,
+            visit=1,
+            device=self._communicator.device,
+            library=self._communicator.library(),
+        )
+        if self.case.pattern == MATRIX:
+            self.settings = replace(self.settings, visits=1)
+            return _measure_matrix(record, self._communicator, session, stopwatch, self._fixed)
+        verified = _prepare_and_verify(record, self._communicator, session)
+        if isinstance(verified, Record):
+            self.settings = replace(self.settings, visits=1)
+            return _on_root(session, verified)
+        return self._first_visit(record, *verified, stopwatch)
+
+    def _first_visit(
+        self, record: Record, prepared: Prepared, timer: Timer, checked: Checked, stopwatch: Stopwatch
+    ) -> Record | None:
+        """Settle how the case is measured, and measure what only one visit does: overlap, energy and overhead."""
+        communicator, session, fixed = self._communicator, self._session, self._fixed
+        prepared.refill()
+        with stopwatch.measuring():
+            timer = _timer_for_length(prepared, communicator, timer, session, fixed)
+            record = replace(record, **_conditions(prepared, timer))
+            sampler = self._sampler = _sampler(prepared, timer, session)
+            together = prepared.captured  # `batch` counts operations, the sampler counts calls
+            calls = sampler.warm_up(fixed and replace(fixed, batch=max(1, fixed.batch // together)))
+            self._calls_batch = calls.batch
+            settled = self.settings = replace(calls, batch=calls.batch * together)
+            before = session.read_clock(communicator)  # after warm-up: the clock of an idle GPU is low
+            samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
+            after = session.read_clock(communicator)
+            overlap = _overlap(prepared, communicator, timer, session)
+        if session.meter.covers(self.case.backend) and (session.budget.energy_s or settled.visits > 1):
+            lasting_s = max(session.budget.energy_s, session.meter.least_s)
+            at_once = replace(sampler, timer=session.timer(replace(self.case, sync="none"), communicator))
+            _, repetition_J = session.with_energy(lambda: at_once.repeat_for(lasting_s, calls.batch))  # noqa: N806 - a unit
+        overhead_us = round(session.overhead_us(self.case, communicator, settled.batch), 4)
+        rotated_bytes = prepared.rotation * self.case.message_bytes
+        in_cache = self.case.buffers == "rotated" and rotated_bytes <= session.cache_bytes(communicator)
+        self._first = replace(
+            record,
+            wrong=checked.wrong,
+            warmups=settled.warmups,
+            batch=settled.batch,
+            harness_us=overhead_us,
+            flags=raised_flags({"in_cache": in_cache}),
+        )
+        self._checked = checked
+        record = self._first
+        if repetition_J is not None:
+            joules = repetition_J / _operations(record)
+            record = replace(record, energy_J=joules, energy_of=session.meter.energy_of)
+        self._prepared = prepared
+        return self._finish(replace(record, overlap=overlap), samples, (before, after), stopwatch)
+
+    def _revisit(self, stopwatch: Stopwatch) -> Record | None:
+        """Measure the case in one more visit, with the settings of the first; it has been verified."""
+        communicator, session, sampler = self._communicator, self._session, self._sampler
+        prepared = self._prepared or self._prepare_again()
+        sampler.calls = prepared.calls
+        with stopwatch.measuring():
+            sampler.begin_visit(self.settings, is_first=False)
+            before = session.read_clock(communicator)
+            samples = sampler.collect(_no_samples(sampler, prepared, session), self._calls_batch)
+            after = session.read_clock(communicator)
+        record = self._finish(replace(self._first, visit=self.visits_made), samples, (before, after), stopwatch)
+        if record is None:
+            return None
+        return replace(record, revisiting_s=round(record.measuring_s + record.other_s - record.repeating_s, 6))
+
+    def _prepare_again(self) -> Prepared:
+        prepared = _prepare_case(self.case, self._communicator, self._session)
+        prepared = prepared.capture() if self.case.graph else prepared
+        prepared.refill()
+        self._prepared = prepared
+        return prepared
+
+    def _finish(
+        self,
+        record: Record,
+        samples: Samples | None,
+        readings: tuple[Reading | None, Reading | None],
+        stopwatch: Stopwatch,
+    ) -> Record | None:
+        """Return the record with the samples of a visit, on rank 0; free the buffers if there is no room for them."""
+        prepared, session = self._prepared, self._session
+        assert prepared is not None  # noqa: S101 - the visit has used it
+        if not self._keeps_buffers(prepared):
+            self._prepared = None
+        repeating_s, self._repeated_s = self._sampler.repeating_s - self._repeated_s, self._sampler.repeating_s
+        gathered = session.control.gather((prepared.communicator.transport(), *readings))
+        if samples is None or gathered is None:
+            return None
+        transports = [transport_by(record.algorithm, transport) for transport, _, _ in gathered]
+        record = replace(
+            record,
+            transport=join_transports(transports, prepared.participants),
+            clocks=clocks_between((one, other) for _, one, other in gathered if one and other),
+            repeating_s=round(repeating_s, 6),
+        )
+        record = _with_samples(record, samples, session, stopwatch)
+        groups = timed_groups(prepared, self._checked, samples, transports, _operations(record))
+        return replace(record, groups=groups)
+
+    def _keeps_buffers(self, prepared: Prepared) -> bool:
+        """Return whether the buffers remain for the next visit, the same on all ranks."""
+        session, needed = self._session, 2 * prepared.rotation * self.case.message_bytes
+        if self._kept_bytes and self.is_finished:
+            session.kept_bytes -= self._kept_bytes
+        elif not self._kept_bytes and not self.is_finished and session.kept_bytes + needed <= KEPT_BYTES:
+            self._kept_bytes = needed
+            session.kept_bytes += needed
+        return bool(self._kept_bytes) and not self.is_finished
 
 
 class Stopwatch:
@@ -392,14 +513,20 @@ def _sampler(prepared: Prepared, timer: Timer, session: Session) -> Sampler:
         rule=session.rule,
         slice_s=session.slice_s or session.budget.slice_s,
         reading_ns=session.reading_ns(timer),
+        most_visits=session.budget.visits,
         watched=prepared.participants if prepared.reports_groups else (0,),
     )
 
 
+def _no_samples(sampler: Sampler, prepared: Prepared, session: Session) -> Samples:
+    """Return the samples of a visit before its first repetition."""
+    spanning = sampler.timer.sync.plan.spans_ranks
+    return Samples(prepared.participants, spanning=spanning, clock_error_ns=session.clock.error_ns)
+
+
 def _sample(sampler: Sampler, prepared: Prepared, session: Session, batch: int) -> tuple[Samples | None, float | None]:
     """Repeat the case; return the samples on rank 0, and the joules per repetition if they are counted."""
-    spanning = sampler.timer.sync.plan.spans_ranks
-    samples = Samples(prepared.participants, spanning=spanning, clock_error_ns=session.clock.error_ns)
+    samples = _no_samples(sampler, prepared, session)
     if not session.meter.covers(prepared.case.backend):
         return sampler.collect(samples, batch), None
     return session.with_energy(lambda: sampler.collect(samples, batch))
@@ -430,10 +557,10 @@ def _conditions(prepared: Prepared | PreparedMatrix, timer: Timer) -> dict[str, 
     }
 
 
-def _with_samples(
-    record: Record, samples: Samples, session: Session, stopwatch: Stopwatch, *, in_cache: bool
-) -> Record:
+def _with_samples(record: Record, samples: Samples, session: Session, stopwatch: Stopwatch) -> Record:
     """Return the record with the samples and the flags that follow from them."""
+    if not samples.valid and record.visit > 1:  # the other visits stand for the launch
+        return replace(record, visit_lengths=(0,), late_discarded=samples.late)
     if not samples.valid:
         return without_result(replace(record, late_discarded=samples.late), "failed", _reason_without_times(record))
     per = _operations(record)
@@ -443,13 +570,13 @@ def _with_samples(
         "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
         "clock": _is_clock_uncertain(record, samples.slowest_us(per), session),
         "throttled": bool(record.clocks and record.clocks.slowed_by),
-        "in_cache": in_cache,
     }
     return replace(
         record,
         **samples.summary(per),
+        visit_lengths=(samples.valid,),
         late_discarded=samples.late,
-        flags=(*raised_flags(conditions), *samples.flags(per)),
+        flags=(*record.flags, *raised_flags(conditions), *samples.flags(per)),
         measuring_s=round(stopwatch.measuring_s, 6),
         other_s=round(stopwatch.other_s, 6),
     )

@@ -206,7 +206,12 @@ class Record:
     """Each participating rank's median arrival after the first."""
     rank_slowest: Sequence[int] = ()
     """In how many repetitions each participating rank was the slowest."""
+    visit: int = 0
+    """Number of the visit within the launch, from 1, if the record holds one visit; 0: it holds the whole launch."""
+    visit_lengths: Sequence[int] = ()
+    """Valid repetitions of each visit, in order; empty: one visit."""
     warmups: int = 0
+    """Discarded repetitions before the first visit."""
     late_discarded: int = 0
     wrong: int | None = None
     """Wrong elements over all ranks; None if nothing could be verified."""
@@ -240,6 +245,10 @@ class Record:
     """Wall time of warm-up, timed operations and their synchronisation."""
     other_s: float = 0.0
     """Wall time of everything else: buffers, verification, collecting samples."""
+    repeating_s: float = 0.0
+    """Part of ``measuring_s``: wall time of timed repetitions and their synchronisation."""
+    revisiting_s: float = 0.0
+    """Wall time of all visits but the first, without ``repeating_s``."""
 
     def to_json(self) -> JsonObject:
         """Return its object in ``samples.jsonl``: ``case`` an object, ``launch`` a number, ``pairs`` by column."""
@@ -332,6 +341,10 @@ class FixedSettings:
     batch: int
     sync: str = ""
     """The start method, if it depends on the length of the operation."""
+    visits: int = 0
+    """Visits of a launch; 0: not determined yet."""
+    repetitions: int = 0
+    """Repetitions of each visit; 0: not determined yet."""
 
 
 def without_result(record: RecordT, status: Status, reason: Reason) -> RecordT:
@@ -391,9 +404,12 @@ class Row:
     sync: str = column("how ranks were made to start together", "")
     loop: str = column("native, python or event", "")
     launches: int | None = column("launches behind the row")
+    visits: int | None = column("separate stretches of time in which a launch measured the case; their median")
     repetitions: int | None = column("valid repetitions, all launches together")
     late_discarded: int | None = column("repetitions dropped for a late start, or because a GPU waited for its host")
-    time_us: float | None = column("median over launches of the median over repetitions of the slowest rank")
+    time_us: float | None = column(
+        "median over launches of the median over visits of the median over repetitions of the slowest rank"
+    )
     time_us_ci_low: float | None = column("95 % confidence interval of time_us, low end")
     time_us_ci_high: float | None = column("and its high end")
     time_us_min: float | None = column("median over launches of the launch's minimum")

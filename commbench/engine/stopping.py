@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from commbench.engine.records import FixedSettings
 from commbench.engine.samples import Samples
 from commbench.engine.timing.loops import Call, Repetitions, Timer
 from commbench.engine.timing.sync import TOLERATED_LATE
+from commbench.engine.visits import MOST_WARMUPS, PILOT_S, WARMUP_S, pilot_visits, visit_rule
 from commbench.stats import StoppingRule, warmup_count
 
 WARMUP_WINDOW = 20
@@ -52,24 +53,43 @@ class Sampler:
     timer: Timer
     calls: Sequence[Call]
     rule: StoppingRule
+    """For a launch that measures the case in one visit."""
     slice_s: float
     reading_ns: float
     """Cost of one reading of the clock in this timer's loop."""
+    most_visits: int = 1
+    """The budget's most visits of a case in a launch."""
     watched: Sequence[int] = (0,)
     """Ranks whose slowest decides on warm-up and batch; rank 0 alone if all ranks do the same together."""
+    repeating_s: float = field(default=0.0, init=False)
+    """Time of all timed repetitions and their synchronisation."""
     _begun: float = field(default=0.0, init=False)
+    _ends: float = field(default=0.0, init=False)
+    """When the repetitions of this visit have had their time."""
+    _slack_ns: int = field(default=0, init=False)
+    """The start's slack after this case's last visit."""
+    _share_s: float = field(default=0.0, init=False)
+    _pace_s: float = field(default=math.inf, init=False)
+    """Time of one repetition and its synchronisation, from the last chunk."""
     _chunk_begun: float = field(default=0.0, init=False)
     _spanned_ns: int = field(default=0, init=False)
+    _least_span_s: float = field(default=SPAN_S, init=False)
+    _rule: StoppingRule = field(init=False)
+    """For this visit."""
 
     def warm_up(self, fixed: FixedSettings | None) -> FixedSettings:
-        """Warm up as often as ``fixed`` states, or until times are steady (None); return the settings."""
+        """Warm up as often as ``fixed`` states, or until times are steady (None); begin the first visit.
+
+        Returns the settings of the launch.
+        """
         self._begun = time.perf_counter()
-        self._spanned_ns = 0
         self.timer.sync.plan.reset()
         first = self._run(1, 1)
         if fixed:
-            self._run(fixed.warmups - 1, 1)
-            return fixed
+            times = self._run(fixed.warmups - 1, 1)
+            settings = fixed if fixed.visits else replace(fixed, visits=self._pilot_visits(times or first))
+            self.begin_visit(settings, is_first=True)
+            return settings
         times = self._run(self._guesses(_typical_ns(first)), 1)
         window = self._window(_typical_ns(times))
         while True:
@@ -79,10 +99,38 @@ class Sampler:
                 break
             times += self._run(step.repetitions, 1)
         batch = batch_of(_typical_ns(times[-WARMUP_WINDOW:]), self.reading_ns)
-        return self.control.broadcast(FixedSettings(warmups=1 + len(times), batch=batch))
+        visits = self._pilot_visits(times)
+        settings = self.control.broadcast(FixedSettings(warmups=1 + len(times), batch=batch, visits=visits))
+        self.begin_visit(settings, is_first=True)
+        return settings
+
+    def _pilot_visits(self, times: Sequence[int]) -> int:
+        """Return the visits of a case whose components of variance are unknown, the same on all ranks."""
+        left_s = self.slice_s - self._elapsed()
+        operation_s = _typical_ns(times[-WARMUP_WINDOW:]) / 1e9
+        return self.control.broadcast_int(pilot_visits(self.most_visits, left_s=left_s, operation_s=operation_s))
+
+    def begin_visit(self, settings: FixedSettings, *, is_first: bool) -> None:
+        """Prepare for the repetitions of a visit, which has its share of the time slice; a later one is warmed up."""
+        self._rule = visit_rule(self.rule, settings)
+        self._spanned_ns = 0
+        self._least_span_s = SPAN_S if settings.visits == 1 else 0.0 if settings.repetitions else PILOT_S
+        if is_first:
+            self._share_s = (self.slice_s - self._elapsed()) / settings.visits
+        else:
+            self.timer.sync.plan.slack_ns = self._slack_ns
+            self._run(self._visit_warmups(settings), 1)
+        self._ends = time.perf_counter() + self._share_s
+
+    def _visit_warmups(self, settings: FixedSettings) -> int:
+        """Return the discarded repetitions before a later visit, the same on all ranks."""
+        once_s = _typical_ns(self._run(1, 1)) / 1e9
+        affordable = int(WARMUP_S / max(once_s, 1e-9))
+        return self.control.broadcast_int(max(0, min(MOST_WARMUPS, settings.warmups, affordable) - 1))
 
     def collect(self, samples: Samples, batch: int) -> Samples | None:
         """Repeat until the rule is satisfied or time is up; return the samples on rank 0, None elsewhere."""
+        begun = time.perf_counter()
         step = self._agree(Step(repetitions=self._first_chunk(batch)))
         while step.repetitions:
             if step.widen:
@@ -91,6 +139,8 @@ class Sampler:
                 self.timer.sync.plan.clock.refresh()
             gathered = self.control.gather(self.timer.run(self.calls, step.repetitions, batch))
             step = self._agree(self._next_step(samples, gathered, step, batch))
+        self.repeating_s += time.perf_counter() - begun
+        self._slack_ns = self.timer.sync.plan.slack_ns
         return samples if self.control.rank == 0 else None
 
     def repeat_for(self, seconds: float, batch: int) -> None:
@@ -109,17 +159,19 @@ class Sampler:
         late = samples.add(gathered)
         self._spanned_ns += int(gathered[0].end_ns[-1] - gathered[0].start_ns[0])
         tried = samples.valid + samples.late
-        left_s = self.slice_s - self._elapsed()
-        enough = samples.valid >= self.rule.floor or tried >= 4 * self.rule.floor
-        spanned = self._spanned_ns >= SPAN_S * 1e9
-        sure = spanned and self.rule.satisfied([t / 1e6 for t in samples.slowest_us(batch)])
-        if sure or tried >= self.rule.maximum or (left_s <= 0 and enough):
+        left_s = self._ends - time.perf_counter()
+        enough = samples.valid >= self._rule.floor or tried >= 4 * self._rule.floor
+        missing_s = self._least_span_s - self._spanned_ns / 1e9
+        sure = missing_s <= 0 and self._rule.satisfied([t / 1e6 for t in samples.slowest_us(batch)])
+        if sure or tried >= self._rule.maximum or (left_s <= 0 and enough):
             return Step(repetitions=0)
-        per_repetition = max(self._chunk_s / last.repetitions, 1e-9)
-        wanted = self.rule.next_checkpoint(tried) - tried
-        missing = max(0, self.rule.floor - samples.valid)
+        self._pace_s = max(self._chunk_s / last.repetitions, 1e-9)
+        wanted = self._rule.next_checkpoint(tried) - tried
+        if self._rule.relative_half_width is None:
+            wanted = max(self._rule.minimum - samples.valid, math.ceil(missing_s / self._pace_s))
+        missing = max(0, self._rule.floor - samples.valid)
         return Step(
-            repetitions=max(1, missing, min(wanted, math.ceil(left_s / per_repetition))),
+            repetitions=max(1, missing, min(wanted, math.ceil(left_s / self._pace_s))),
             widen=late > TOLERATED_LATE,
             refresh=self.timer.sync.plan.clock.is_stale(),
         )
@@ -166,9 +218,11 @@ class Sampler:
 
     def _first_chunk(self, batch: int) -> int:
         """Return the repetitions of the first chunk: the rule's minimum, or fewer if time is short."""
+        if self._rule.relative_half_width is None:
+            return max(self._rule.minimum, min(self._rule.maximum, math.ceil(self._least_span_s / self._pace_s)))
         spent = self._run(1, batch)
-        affordable = int((self.slice_s - self._elapsed()) * 1e9 / max(_typical_ns(spent), 1.0))
-        return max(self.rule.floor, min(self.rule.minimum, affordable))
+        affordable = int((self._ends - time.perf_counter()) * 1e9 / max(_typical_ns(spent), 1.0))
+        return max(self._rule.floor, min(self._rule.minimum, affordable))
 
 
 def batch_of(typical_ns: float, reading_ns: float) -> int:

@@ -54,9 +54,11 @@ class CaseStarted:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseFinished:
-    """A case has been measured, or has failed."""
+    """A case has been measured, in one visit or wholly, or has failed."""
 
     record: AnyRecord
+    share: float = 1.0
+    """Share of the case's time slice that this visit was given."""
 
 
 @dataclass(frozen=True, kw_only=True)

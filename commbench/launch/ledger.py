@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -43,6 +44,8 @@ from commbench.results.record_types import AnyCase, AnyRecord, blank_record
 from commbench.results.summary import latest
 from commbench.units import counted
 
+#: More than the rounding error of a sum of shares.
+ROUNDING = 1e-6
 DONE_CODE, PARTIAL_CODE, WRONG_CODE, SIGNAL_CODE = 0, 3, 4, 128
 
 
@@ -75,12 +78,12 @@ class Ledger:
         self._cut: list[RunRequest] = []
         """Stages that a time limit has cut."""
         self._warned: set[str] = set()
-        self._rows_written: int | None = None
-        """Records in the tables; None if the tables are out of date."""
+        self._has_all_rows = False
+        """Whether the tables hold all records."""
 
     def begin_stage(self, request: RunRequest) -> None:
         """State what is about to be measured, and that the run goes on."""
-        self._rows_written = None
+        self._has_all_rows = False
         self.store.update(status=self._status, launcher=self._launcher, **budget_fields(request))
 
     def begin_session(self, facts: Session, request: RunRequest, launch: int) -> None:
@@ -113,6 +116,7 @@ class Ledger:
 
     def add(self, record: AnyRecord) -> None:
         """Keep a record and show it."""
+        self._has_all_rows = False
         self.store.append(record)
         if record.status in DONE:
             self.failures_in_a_row = 0
@@ -149,7 +153,7 @@ class Ledger:
             status = "cut"
         if code < SIGNAL_CODE and any(r.status == "wrong" for r in latest(self.store.records).values()):
             code = WRONG_CODE
-        if self._rows_written != len(self.store.records):
+        if not self._has_all_rows:
             self._write_tables()
         self.store.update(status=status, reason=reason)
         return code
@@ -177,14 +181,15 @@ class Ledger:
 
     def _write_tables(self) -> None:
         write_tables(self.store)
-        self._rows_written = len(self.store.records)
+        self._has_all_rows = True
 
 
 @dataclass(kw_only=True)
 class Remaining:
     """What the launches of a stage have still to measure."""
 
-    cases: int
+    cases: float
+    """A case that has some of its visits counts in part."""
     slices: float
     launches: int
     """Launches with missing cases, the present one included."""
@@ -265,8 +270,8 @@ class LaunchLedger:
                     self._startup_s = startup_s
                 case CaseStarted(index=index):
                     self._begin(self.plan.cases[index].case)
-                case CaseFinished(record=record):
-                    self._finish(record)
+                case CaseFinished(record=record, share=share):
+                    self._finish(record, share)
                 case LastCase():
                     text = "Finishing the case; press Ctrl-C again to stop now."
                     self.ledger.display.on(Notice(text=text))
@@ -281,22 +286,22 @@ class LaunchLedger:
         eta_s = self._times.eta_s(
             time.monotonic(), slices=left.slices, launches=max(0, left.launches - 1), slice_s=slice_s
         )
-        done = left.total - left.cases
+        done = left.total - math.ceil(left.cases - ROUNDING)
         self.ledger.display.on(CaseProgress(done=done, total=left.total, case=str(case), eta_s=eta_s))
 
-    def _finish(self, record: AnyRecord) -> None:
+    def _finish(self, record: AnyRecord, share: float) -> None:
         """Keep a record; a configuration that fails to train on all ranks alike would do so again."""
         self._measuring_s += record.measuring_s
         if self._current is not None and self._current.key == record.case.key:
             self._current = None
-        self._keep(record)
+        self._keep(record, share)
         if isinstance(record, TrainingRecord) and record.status == "failed":
             self.ledger.leave_out(record.case, record.reason)
 
-    def _keep(self, record: AnyRecord) -> None:
+    def _keep(self, record: AnyRecord, share: float = 1.0) -> None:
         if record.status in DONE:
-            self._remaining.cases -= 1
-            self._remaining.slices -= self.request.slices([record.case])
+            self._remaining.cases -= share
+            self._remaining.slices -= share * self.request.slices([record.case])
         self.ledger.add(record)
 
     def close(self, ending: Ending) -> Ending:

@@ -50,7 +50,7 @@ _NAMES = {kind: name for name, kind in _TYPES.items()}
 
 def format_event(event: RankEvent) -> str:
     """Return the line, with its end, that carries an event."""
-    fields = {"record": event.record.to_json()} if isinstance(event, CaseFinished) else vars(event)
+    fields = vars(event) | {"record": event.record.to_json()} if isinstance(event, CaseFinished) else vars(event)
     return _line(event, fields, is_ascii=True)
 
 

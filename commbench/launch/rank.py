@@ -19,15 +19,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from commbench.backends import connect_control, open_backend
-from commbench.collectives.cases import Case
+from commbench.collectives.cases import Case, shuffled
 from commbench.ddp.plan.cases import Terms, TrainingCase
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
 from commbench.engine.energy import RunMeter, own_meter
 from commbench.engine.matrix import time_slices
-from commbench.engine.measure import Session, measure
+from commbench.engine.measure import Measurement, Session
 from commbench.engine.timing.clocks import GlobalClock, open_clock
 from commbench.engine.timing.loops import Progress
+from commbench.engine.visits import is_due, rounds_of_launch
 from commbench.errors import CommbenchError, InputError
 from commbench.launch.events import CaseFinished, CasesEnded, CaseStarted, Listener, RankError, SessionStarted
 from commbench.launch.facts import (
@@ -146,6 +147,8 @@ class _Duty:
         self.heart = heart
         self.leave_off = leave_off
         self.begun = time.monotonic()
+        self.numbers = itertools.count()
+        """Numbers of visits and blocks, which show the rank that is behind; cases come in turns."""
 
     def measure(
         self,
@@ -154,7 +157,7 @@ class _Duty:
         clock: GlobalClock,
         meter: RunMeter,
     ) -> bool:
-        """Measure collectives in the planned order; return whether all were measured."""
+        """Measure collectives in rounds, the first in the planned order; return whether all were measured."""
         session = Session(
             control=self.control,
             budget=self.plan.budget,
@@ -164,14 +167,25 @@ class _Duty:
             hosts=[place.host for place in places],
             meter=meter,
         )
-        for index, planned in enumerate(self.plan.cases):
-            case = planned.case
-            assert isinstance(case, Case)  # noqa: S101 - what is trained comes with terms
-            if self.is_out_of_time(time_slices(case, self.control.size)):
-                return False
-            self._begin(index, case, number=index)
-            communicator = communicators[case.backend]
-            self._finish(measure(case, communicator, session, launch=self.plan.launch, fixed=planned.fixed))
+        budget, settings = self.plan.budget, [planned.fixed for planned in self.plan.cases]
+        rounds = rounds_of_launch(settings, budget)
+        measurements: dict[int, Measurement] = {}
+        order = list(range(len(self.plan.cases)))
+        for number in range(rounds):
+            for index in shuffled(order, self.plan.launch, number) if number else order:
+                case = self.plan.cases[index].case
+                assert isinstance(case, Case)  # noqa: S101 - what is trained comes with terms
+                made = measurements.get(index)
+                if made and not is_due(made.visits_made, made.settings.visits, number, rounds):
+                    continue
+                if self.is_out_of_time(time_slices(case, self.control.size) / rounds):
+                    return number > 0 and not self.control.broadcast_int(int(self.leave_off()))
+                if made is None:
+                    made = measurements[index] = Measurement(
+                        case, communicators[case.backend], session, launch=self.plan.launch, fixed=settings[index]
+                    )
+                self._begin(index, case, number=next(self.numbers))
+                self._finish(made.visit(), share=1 / made.settings.visits)
         return True
 
     def train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:
@@ -179,10 +193,9 @@ class _Duty:
         from commbench.ddp.session import Duty, TrainingRank, train_launch
 
         cases = [planned.case for planned in self.plan.cases if isinstance(planned.case, TrainingCase)]
-        blocks = itertools.count()  # shows which rank is behind; the index of a case that comes in turns does not
         rank = TrainingRank(control=self.control, device=device, progress=self.heart.progress, meter=meter)
         duty = Duty(
-            begin=lambda index: self._begin(index, cases[index], number=next(blocks)),
+            begin=lambda index: self._begin(index, cases[index], number=next(self.numbers)),
             finish=self._finish,
             is_out_of_time=lambda: self.is_out_of_time(1 / terms.blocks),
         )
@@ -202,9 +215,9 @@ class _Duty:
             self.listener.on(CaseStarted(index=index))
         self.control.broadcast_int(index)
 
-    def _finish(self, record: AnyRecord | None) -> None:
+    def _finish(self, record: AnyRecord | None, *, share: float = 1.0) -> None:
         if self.listener and record:
-            self.listener.on(CaseFinished(record=record))
+            self.listener.on(CaseFinished(record=record, share=share))
 
 
 # --------------------------------------------------------------------------------------------------- as a process

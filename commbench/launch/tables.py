@@ -9,6 +9,7 @@ from commbench.results import Run, Store
 from commbench.results.files import BUCKETS, DDP, MODEL, OVERLAP, PAIRS, PREDICTIONS, SUMMARY, encode
 from commbench.results.info import of_interconnect
 from commbench.results.record_types import collective_records
+from commbench.results.summary import variance_components
 from commbench.results.tables import table_csv, table_of
 from commbench.tuner.predictions import PredictionRow, prediction_rows
 
@@ -18,7 +19,7 @@ def write_tables(store: Store) -> list[Row]:
 
     These are ``collectives.csv``, ``overlap.csv`` for non-blocking collectives, ``pairs.csv`` for matrices,
     ``model.json`` if enough sizes were measured, ``ddp.csv`` and ``buckets.csv`` for training, ``predictions.csv`` for
-    tuning. Slow hosts, ranks and links are added to ``run.json``.
+    tuning. Components of variance and slow hosts, ranks and links are added to ``run.json``.
 
     Raises:
         LaunchError: one could not be written; the old file is unharmed.
@@ -42,6 +43,8 @@ def write_tables(store: Store) -> list[Row]:
     if predictions:
         texts[PREDICTIONS] = table_csv(table_of(PredictionRow, predictions))
     store.write_files(texts)
+    if components := variance_components(run.records):
+        store.update(components=components)
     if findings := find_stragglers(run.matrices, run.records, run.info).to_json():
         store.update(**findings)
     return run.rows

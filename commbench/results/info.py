@@ -117,6 +117,8 @@ class RunInfo(Environment, total=False):
     layouts: Mapping[str, Sequence[int]]
     batches: Sequence[int]
     candidates: Sequence[str]
+    components: Mapping[str, Mapping[str, float | None]]
+    """Components of variance of each case by level, see `commbench.stats.components.Components`."""
     facts: JsonMapping
     first_look: int | None
     exhaustive_cases: int | None

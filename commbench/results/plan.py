@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from commbench.collectives.cases import Case, shuffled
 from commbench.ddp.plan.cases import Terms, TrainingCase
 from commbench.engine.matrix import time_slices
-from commbench.engine.measure import fixed_settings_of
 from commbench.engine.records import FixedSettings
+from commbench.engine.visits import settings_after
 from commbench.errors import InputError
 from commbench.results.info import Launch
 from commbench.results.record_types import AnyCase, AnyRecord, collective_records, training_records
@@ -165,10 +165,10 @@ def _broken_last(request: RunRequest, records: Sequence[AnyRecord], launch: int)
     return sorted(order, key=lambda case: case.key in broken)
 
 
-def fixed_settings(records: Iterable[AnyRecord]) -> dict[str, FixedSettings]:
+def fixed_settings(records: Iterable[AnyRecord], budget: Budget) -> dict[str, FixedSettings]:
     """Return by case key the settings that the lowest launch of a collective has fixed for all others."""
     ordered = sorted(collective_records(records), key=lambda record: record.launch, reverse=True)
-    by_key = {record.case.key: fixed_settings_of(record) for record in ordered if record.status == "ok"}
+    by_key = {record.case.key: settings_after(record, budget) for record in ordered if record.status == "ok"}
     return {key: settings for key, settings in by_key.items() if settings}
 
 
@@ -204,7 +204,7 @@ def plan_launch(
 
     All training launches of all stages make as many steps as the first one: only its blocks can be shortened.
     """
-    fixed = {**fixed_settings(records), **request.fixed}
+    fixed = {**fixed_settings(records, request.budget), **request.fixed}
     terms = _terms(request, records)
     if terms and terms.steps:
         slice_s = slice_seconds(request, records)

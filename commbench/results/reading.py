@@ -20,7 +20,7 @@ from commbench.results.info import RunInfo, check_info, is_live
 from commbench.results.losses import Loss, read_losses
 from commbench.results.pairs import Matrix, matrices, pair_table
 from commbench.results.recommendation import Recommendation
-from commbench.results.record_types import AnyRecord, collective_records, read_record, training_records
+from commbench.results.record_types import Records, collective_records, read_record, training_records
 from commbench.results.summary import RowKey, energy_kinds, keyed_rows, overlap_rows
 from commbench.results.tables import table_of
 from commbench.results.training_summary import bucket_rows, keyed_training_rows, training_energy_kinds
@@ -226,10 +226,10 @@ def read_info(path: Path) -> RunInfo:
         raise InputError(f"{file} cannot be used ({error}); {_remedy(file)}.") from error
 
 
-def read_samples(path: Path) -> tuple[list[AnyRecord], int]:
+def read_samples(path: Path) -> tuple[Records, int]:
     """Return the records and how many bytes of the file they fill: a last line that a crash tore is left out."""
     file = path / SAMPLES
-    records: list[AnyRecord] = []
+    records = Records()
     sound = 0
     if not os.path.lexists(file):
         return records, sound
@@ -240,7 +240,7 @@ def read_samples(path: Path) -> tuple[list[AnyRecord], int]:
             if not line.endswith(b"\n"):
                 break
             try:
-                records.append(read_record(json.loads(line)))
+                records.add(read_record(json.loads(line)))
             except (ValueError, RecursionError) as error:
                 if is_last:
                     break  # a crash can leave the length of a line without its content

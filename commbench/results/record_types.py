@@ -9,6 +9,7 @@ from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record, Status, without_result
+from commbench.engine.visits import extended
 from commbench.errors import InputError, Reason
 from commbench.schema import JsonMapping
 
@@ -41,6 +42,28 @@ def _kind_of(data: JsonMapping) -> Any:  # noqa: ANN401 - JSON
         return data["kind"]
     case = data.get("case")
     return TrainingRecord.kind if isinstance(case, Mapping) and "workload" in case else Record.kind
+
+
+class Records(list[AnyRecord]):
+    """The records of a run in the order of writing; a further visit of a case extends its record of the launch."""
+
+    def __init__(self, records: Iterable[AnyRecord] = ()) -> None:
+        super().__init__()
+        self._places: dict[tuple[str, int], int] = {}
+        for record in records:
+            self.add(record)
+
+    def add(self, record: AnyRecord) -> AnyRecord:
+        """Add a line of ``samples.jsonl``; return the record of the case in the launch."""
+        key = (record.case.key, record.launch)
+        place = self._places.get(key)
+        before = None if place is None else self[place]
+        if place is not None and isinstance(record, Record) and record.visit > 1 and isinstance(before, Record):
+            self[place] = extended(before, record)
+            return self[place]
+        self._places[key] = len(self)
+        self.append(record)
+        return record
 
 
 def blank_record(case: AnyCase, *, launch: int, status: Status, reason: Reason) -> AnyRecord:

@@ -14,7 +14,9 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import add_flag, join_flags, raised_flags
 from commbench.engine.records import SCHEMA, GroupTimes, Overlap, OverlapRow, PairTable, Record, Row
+from commbench.engine.visits import MANY_VISITS, launch_value, visit_times
 from commbench.results.info import RunInfo, ranks_per_gpu, shares_gpu
+from commbench.stats.components import components_of
 from commbench.system.process import without_collector
 from commbench.units import algbw_GBps
 
@@ -168,8 +170,18 @@ def _within(record: Record, group: str) -> list[Record]:
 
 
 def launch_medians(records: Iterable[Record], statuses: Sequence[str] = ("ok",)) -> list[float]:
-    """Return the median time in microseconds of each timed record with one of ``statuses``."""
-    return [stats.median(record.times_us) for record in _timed(records, statuses)]
+    """Return the time in microseconds of each timed record with one of ``statuses``: see `launch_value`."""
+    return [launch_value(record) for record in _timed(records, statuses)]
+
+
+def variance_components(records: Iterable[Record]) -> dict[str, dict[str, float | None]]:
+    """Return the components of variance by case, of cases measured in several visits per launch."""
+    found = {}
+    for key, of_case in records_by_case(records).items():
+        visits = [visit_times(record) for record in _timed(of_case, ("ok",))]
+        if visits and max(map(len, visits)) > 1:
+            found[key] = {name: value and round(value, 5) for name, value in vars(components_of(visits)).items()}
+    return found
 
 
 def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
@@ -319,6 +331,7 @@ def _with_times(row: Row, timed: Sequence[Record]) -> Row:
     return dataclasses.replace(
         row,
         launches=len(timed),
+        visits=_visits(timed),
         repetitions=_total(_repetitions(r) for r in timed),
         late_discarded=_total(None if r.stated else r.late_discarded for r in timed),
         time_us=stats.median(launch_medians(timed, ("ok", "wrong"))),
@@ -380,11 +393,28 @@ def _repetitions(record: Record) -> int | None:
     return int(PairTable.of(record.pairs).columns["repetitions"].sum()) // directions
 
 
+def _visits(timed: Sequence[Record]) -> int | None:
+    """Return the visits of a launch, the median over launches; None for a matrix and for imported cases."""
+    if any(record.stated or record.pairs for record in timed):
+        return None
+    return round(stats.median([len(visit_times(record)) for record in timed]))
+
+
 def _interval(timed: Sequence[Record]) -> stats.Interval | None:
-    """Return the 95 % interval over launches, or within the launch if there is only one."""
-    if len(timed) == 1:
-        return None if timed[0].stated else stats.median_interval(timed[0].times_us)
-    return stats.launch_interval(launch_medians(timed, ("ok", "wrong")))
+    """Return the 95 % interval over launches; of a single launch, over its visits or else its repetitions.
+
+    Launches of several visits are close to normally distributed on a logarithmic scale, as each is a median over
+    visits: the interval is Student's, which holds whether launches or visits differ more. Other launches may have two
+    modes, so that their interval assumes no distribution.
+    """
+    visits = [visit_times(record) for record in timed]
+    has_visits = min(map(len, visits)) >= MANY_VISITS
+    if len(timed) > 1:
+        medians = launch_medians(timed, ("ok", "wrong"))
+        return stats.student_interval(medians) if has_visits else stats.launch_interval(medians)
+    if has_visits:
+        return stats.student_interval([stats.median(visit) for visit in visits[0]])
+    return None if timed[0].stated else stats.median_interval(timed[0].times_us)
 
 
 def _osu_bytes(row: Row) -> int | None:

@@ -29,7 +29,7 @@ from commbench.results.files import (
 )
 from commbench.results.info import RunInfo
 from commbench.results.reading import read_info, read_samples
-from commbench.results.record_types import AnyRecord, training_records
+from commbench.results.record_types import AnyRecord, Records, training_records
 from commbench.schema import JsonMapping
 
 
@@ -42,7 +42,7 @@ class Store:
     path: Path
     info: RunInfo
     """Contents of ``run.json``; `update` changes it."""
-    records: list[AnyRecord]
+    records: Records
     """All records on disk, of collectives and of training, in the order of writing."""
     resumed: bool
     """Whether the directory held this run before."""
@@ -100,8 +100,8 @@ class Store:
         """The training records."""
         return training_records(self.records)
 
-    def append(self, record: AnyRecord) -> None:
-        """Write a record as one line and wait until it is on disk.
+    def append(self, record: AnyRecord) -> AnyRecord:
+        """Write a record as one line and wait until it is on disk; return the record of its case in its launch.
 
         Raises:
             LaunchError: it could not be written; earlier records are intact.
@@ -116,7 +116,7 @@ class Store:
             except OSError:
                 os.ftruncate(self._samples, before)  # half a line would damage the next one
                 raise
-        self.records.append(record)
+        return self.records.add(record)
 
     def update(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Set entries of ``run.json`` and rewrite it in one step.

@@ -16,6 +16,7 @@ from commbench.stats.intervals import (
     median,
     median_interval,
     quantiles,
+    student_interval,
 )
 from commbench.stats.ratios import Effort, ratio_interval
 from commbench.stats.repetitions import StoppingRule, is_bimodal, is_steady, warmup_count
@@ -43,5 +44,6 @@ __all__ = [
     "quantiles",
     "rank_test",
     "ratio_interval",
+    "student_interval",
     "warmup_count",
 ]

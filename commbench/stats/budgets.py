@@ -16,6 +16,8 @@ class Budget:
     """Repetitions stop when the interval's half-width is this share of the median."""
     slice_s: float
     """Longest time for one case in one launch: warm-up, timed repetitions and their synchronisation, in seconds."""
+    visits: int = 1
+    """The most visits of a case in a launch, spread over the launch; 1: one stretch, repeated until it is precise."""
     energy_s: float = 0.0
     """Additional seconds of repetitions for the energy alone; 0: the timed repetitions have to suffice."""
 
@@ -23,9 +25,9 @@ class Budget:
 BUDGETS = {
     budget.name: budget
     for budget in (
-        Budget(name="quick", launches=6, relative_half_width=0.05, slice_s=0.2),
-        Budget(name="standard", launches=10, relative_half_width=0.02, slice_s=0.5),
-        Budget(name="rigorous", launches=20, relative_half_width=0.01, slice_s=1.0),
+        Budget(name="quick", launches=6, relative_half_width=0.05, slice_s=0.2, visits=24),
+        Budget(name="standard", launches=10, relative_half_width=0.02, slice_s=0.5, visits=24),
+        Budget(name="rigorous", launches=20, relative_half_width=0.01, slice_s=1.0, visits=24),
     )
 }
 

@@ -86,14 +86,19 @@ def launch_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval |
     It is the order-statistic interval; for fewer than `fewest_launches`, Student's t on the logarithms: 2 to 5 at 95 %.
     None for one launch, and for those few if one is not above 0.
     """
+    if 2 <= len(medians) < fewest_launches(level):  # noqa: PLR2004 - one launch has no spread
+        return student_interval(medians, level)
+    return median_interval(medians, level)
+
+
+def student_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval | None:
+    """Return Student's interval on the logarithms of two values or more; None if one is not above 0."""
     n = len(medians)
-    if n < 2 or n >= fewest_launches(level):  # noqa: PLR2004 - one launch has no spread
-        return median_interval(medians, level)
     values = np.asarray(medians, dtype=float)
     if values.min() <= 0:
         return None
     logs = np.log(values)
-    t = STUDENT_T_975[n] if level == DEFAULT_LEVEL else round(student_t(level, n - 1), 3)
+    t = STUDENT_T_975[n] if level == DEFAULT_LEVEL and n in STUDENT_T_975 else round(student_t(level, n - 1), 3)
     centre, half_width = float(logs.mean()), t * float(logs.std(ddof=1)) / math.sqrt(n)
     return Interval(low=math.exp(centre - half_width), high=math.exp(centre + half_width), level=level)
 

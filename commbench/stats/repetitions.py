@@ -13,8 +13,8 @@ from commbench.stats.intervals import Floats, Values, median_interval
 class StoppingRule:
     """When a launch has repeated a case often enough; the caller limits the time."""
 
-    relative_half_width: float
-    """The target: half-width of the median's 95 % interval as a fraction of the median."""
+    relative_half_width: float | None
+    """The target: half-width of the median's 95 % interval as a fraction of the median; None: `minimum` suffices."""
     ticks_s: float
     """The clock's resolution in seconds: a half-width below two ticks cannot be asked for."""
     minimum: int = 30
@@ -25,7 +25,7 @@ class StoppingRule:
     """Repetitions beyond which no checkpoint lies."""
 
     def __post_init__(self) -> None:
-        if not self.relative_half_width > 0:
+        if self.relative_half_width is not None and not self.relative_half_width > 0:
             raise InputError(f"a precision target of {self.relative_half_width} cannot be met: choose one above 0.")
         if not 1 <= self.floor <= self.minimum <= self.maximum:
             found = f"floor {self.floor}, minimum {self.minimum}, maximum {self.maximum}"
@@ -37,6 +37,8 @@ class StoppingRule:
 
     def satisfied(self, times_s: Values) -> bool:
         """Whether the median of ``times_s`` (seconds) is known to the target or to two ticks, whichever is wider."""
+        if self.relative_half_width is None:
+            return len(times_s) >= self.minimum
         interval = median_interval(times_s) if len(times_s) >= self.minimum else None
         if interval is None:
             return False

@@ -23,11 +23,12 @@ from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.datatypes import DTYPES, Content
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.control import Control, run_threads
-from commbench.engine.measure import Session, fixed_settings_of, measure
+from commbench.engine.measure import Session, measure
 from commbench.engine.records import FixedSettings
 from commbench.engine.setup import GRAPH_OPERATIONS, prepare
 from commbench.engine.stopping import Sampler
 from commbench.engine.timing.loops import Call, Progress
+from commbench.engine.visits import settings_after
 from commbench.errors import InputError, UnsupportedError
 from commbench.stats.budgets import BUDGETS
 
@@ -289,7 +290,7 @@ def test_a_graph_is_captured_once_and_replayed(nccl: ModuleType) -> None:
 def test_later_launches_keep_the_batch_of_graphs(nccl: ModuleType) -> None:
     """Replay as many operations together as the first launch did."""
     first, _ = records_of(nccl, 2, [plain_case(graph=True)])
-    second, _ = records_of(nccl, 2, [plain_case(graph=True)], fixed=fixed_settings_of(first))
+    second, _ = records_of(nccl, 2, [plain_case(graph=True)], fixed=settings_after(first, BUDGETS["quick"]))
     assert (first.batch, first.warmups) == (second.batch, second.warmups)
 
 

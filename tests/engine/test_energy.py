@@ -245,7 +245,7 @@ def measured(
     """Return the record of a case on two ranks whose machine has such a meter."""
     monkeypatch.setattr("commbench.engine.energy.LEAST_S", dict.fromkeys(LEAST_S, least_s))
     case = Case(backend="fake", operation="all_reduce", message_bytes=64, dtype="int8", redop="sum", in_place=True)
-    budget = dataclasses.replace(BUDGETS["quick"], energy_s=energy_s)
+    budget = dataclasses.replace(BUDGETS["quick"], energy_s=energy_s, visits=1)
 
     def work(control: Control) -> Record | None:
         counts = progress if progress and control.rank == 0 else Progress()

@@ -13,11 +13,12 @@ from faking import EXACT, FakeRun, fake_case
 
 from commbench.analysis.comparison import compare
 from commbench.backends.fake import Script
-from commbench.engine.measure import fixed_settings_of
 from commbench.engine.records import Record, Row
+from commbench.engine.visits import settings_after
 from commbench.results import Run
 from commbench.results.summary import overlap_rows
 from commbench.stats import Verdict
+from commbench.stats.budgets import BUDGETS
 
 TRUE_US = Script().time_us(1024)
 SLOW = replace(EXACT, slow_rank=2, slow_rank_factor=1.5)
@@ -99,7 +100,9 @@ def test_wrong_data_is_named_by_group() -> None:
 def test_later_launches_keep_the_settings_of_the_first() -> None:
     """Keep warm-ups and batch of a case with groups."""
     records = FakeRun(script=SLOW, ranks=4, hosts="AABB").launches([fake_case(pattern="node")], 3)
-    assert {fixed_settings_of(records[0])} == {fixed_settings_of(record) for record in records}
+    assert {settings_after(records[0], BUDGETS["quick"])} == {
+        settings_after(record, BUDGETS["quick"]) for record in records
+    }
     assert [3, 3] == [row.launches for row in rows_of(records)]
 
 

@@ -15,14 +15,15 @@ from faking import EXACT, Coarse, FakeRun, fake_case
 from commbench.analysis.comparison import compare
 from commbench.backends.fake import FakeBuffer, FakeCommunicator, FakeTimer, Regime, Script
 from commbench.engine import measure
-from commbench.engine.measure import fixed_settings_of
 from commbench.engine.records import Record
 from commbench.engine.timing.loops import Call, Repetitions, Timer
 from commbench.engine.timing.sync import MINIMUM_SLACK_NS
+from commbench.engine.visits import settings_after
 from commbench.errors import UnsupportedError
 from commbench.results import Run
 from commbench.results.summary import keyed_rows
 from commbench.stats import Verdict
+from commbench.stats.budgets import BUDGETS
 
 TRUE_US = Script().time_us(1024)
 
@@ -154,7 +155,7 @@ def test_later_launches_start_ranks_as_the_first_did() -> None:
     """Keep the method although the operation has become shorter: launches must be alike."""
     long, short = (replace(EXACT, regimes=(Regime(alpha_us=us),)) for us in (150.0, 80.0))
     (first,) = FakeRun(script=long, clock=Coarse).launch([fake_case()])
-    (later,) = FakeRun(script=short, clock=Coarse).launch([fake_case()], 1, [fixed_settings_of(first)])
+    (later,) = FakeRun(script=short, clock=Coarse).launch([fake_case()], 1, [settings_after(first, BUDGETS["quick"])])
     assert ("round-time", "round-time") == (first.sync, later.sync)
 
 

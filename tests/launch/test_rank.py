@@ -8,6 +8,7 @@ import sys
 import threading
 import types
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,7 +38,8 @@ from commbench.results.plan import LaunchPlan, PlannedCase
 from commbench.stats.budgets import BUDGETS
 
 CASES = Sweep(backends=["fake"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
-PLAN = LaunchPlan(launch=3, budget=BUDGETS["quick"], cases=[PlannedCase(case=case) for case in CASES])
+ONE_VISIT = replace(BUDGETS["quick"], visits=1)
+PLAN = LaunchPlan(launch=3, budget=ONE_VISIT, cases=[PlannedCase(case=case) for case in CASES])
 
 
 class EventList:
@@ -83,6 +85,31 @@ def test_a_rank_reports_everything_in_order() -> None:
     assert [*expected, ("end", True)] == events
     assert [len(CASES) - 1] * 2 == [heart.case for heart in hearts]
     assert str(CASES[-1]) == hearts[1].progress.case
+
+
+def test_a_rank_visits_each_case_several_times() -> None:
+    """Visit the cases in their order, then in shuffled rounds; number the visits, and report each one."""
+    listener, shares = EventList(), []
+
+    class Shares:
+        def on(self, event: Event) -> None:
+            listener.on(event)
+            if isinstance(event, CaseFinished):
+                shares.append((event.record.case, event.record.visit, event.share))
+
+    def work(control: ThreadControl) -> Heart:
+        heart = Heart(control.rank, Progress())
+        plan = replace(PLAN, budget=BUDGETS["quick"])
+        run_rank(plan, control, Shares() if control.rank == 0 else None, heart, {})
+        return heart
+
+    hearts = run_threads(2, work)
+    assert [(case, 1) for case in CASES] == [(case, visit) for case, visit, _ in shares[: len(CASES)]]
+    visits = {case: [visit for other, visit, _ in shares if other == case] for case in CASES}
+    assert all(list(range(1, len(numbers) + 1)) == numbers and len(numbers) > 1 for numbers in visits.values())
+    assert all(1 == pytest.approx(sum(share for other, _, share in shares if other == case)) for case in CASES)
+    assert ("end", True) == listener.heard[-1]
+    assert [len(shares) - 1] * 2 == [heart.case for heart in hearts]
 
 
 def test_no_case_begins_after_the_deadline() -> None:

@@ -16,10 +16,11 @@ from commbench.collectives.composed import COMPOSED, MATRIX
 from commbench.collectives.operations import REDOPS
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
-from commbench.engine.measure import Session, fixed_settings_of, measure
+from commbench.engine.measure import Session, measure
 from commbench.engine.records import Record
 from commbench.engine.setup import prepare
 from commbench.engine.timing.loops import Progress
+from commbench.engine.visits import settings_after
 from commbench.stats.budgets import Budget
 
 #: The least, and numbers that no library likes.
@@ -120,7 +121,7 @@ def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:
         record = measure(case, communicator, session, launch=0)
         add(operation, record)
         if operation == "bandwidth":
-            frozen = control.broadcast(fixed_settings_of(record) if record else None)
+            frozen = control.broadcast(settings_after(record, BUDGET) if record else None)
             add(f"{operation} again", measure(case, communicator, session, launch=1, fixed=frozen))
         with lying(communicator):
             add(f"{operation} distorted", measure(case, communicator, session, launch=2))

@@ -155,10 +155,10 @@ def test_the_lowest_launch_that_measured_a_case_fixes_it() -> None:
         make_record(CASES[2], launch=0, status="failed"),
     ]
     expected = {
-        CASES[0].key: FixedSettings(warmups=4, batch=2, sync="round-time"),
-        CASES[1].key: FixedSettings(warmups=5, batch=1, sync="round-time"),
+        CASES[0].key: FixedSettings(warmups=4, batch=2, sync="round-time", visits=1),
+        CASES[1].key: FixedSettings(warmups=5, batch=1, sync="round-time", visits=1),
     }
-    assert expected == fixed_settings(records)
+    assert expected == fixed_settings(records, BUDGETS["quick"])
 
 
 def test_a_planned_launch_has_the_time_slice_and_fixed_settings() -> None:
@@ -166,7 +166,7 @@ def test_a_planned_launch_has_the_time_slice_and_fixed_settings() -> None:
     request = make_request(CASES[:2], case_timeout_s=9)
     records = [make_record(CASES[0], launch=0, warmups=4, batch=2)]
     plan = plan_launch(request, records, 1, slice_s=0.01, deadline_s=3.0)
-    assert {CASES[0]: FixedSettings(warmups=4, batch=2, sync="round-time"), CASES[1]: None} == {
+    assert {CASES[0]: FixedSettings(warmups=4, batch=2, sync="round-time", visits=1), CASES[1]: None} == {
         p.case: p.fixed for p in plan.cases
     }
     assert (1, 0.01, 9, 3.0) == (plan.launch, plan.budget.slice_s, plan.case_timeout_s, plan.deadline_s)

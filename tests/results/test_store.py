@@ -96,6 +96,25 @@ def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
     assert len(records) == len((tmp_path / "mine" / "samples.jsonl").read_text().splitlines())
 
 
+def test_visits_of_a_launch_become_one_record(tmp_path: Path) -> None:
+    """Write a line for each visit; hold and read them as one record of the launch, apart from other launches."""
+    visits = [
+        make_record(launch=launch, visit=visit, times_us=[float(visit)], visit_lengths=[1])
+        for launch in (0, 1)
+        for visit in (1, 2, 3)
+    ]
+    path = make_run(tmp_path / "mine", visits)
+    assert 6 == len((path / "samples.jsonl").read_text().splitlines())
+    records = load_run(path).records
+    assert [(0, [1.0, 2.0, 3.0]), (1, [1.0, 2.0, 3.0])] == [(record.launch, record.times_us) for record in records]
+    assert [3] == [row.visits for row in load_run(path).rows]
+    with Store.open(path, make_info()) as store:
+        assert list(records) == store.records
+        store.append(make_record(launch=1, visit=1, times_us=[7.0], visit_lengths=[1]))
+    assert [1.0, 2.0, 3.0] == list(load_run(path).records[0].times_us)
+    assert [7.0] == load_run(path).records[-1].times_us
+
+
 def test_arrays_are_written_as_lists(tmp_path: Path) -> None:
     """Take numpy's arrays and numbers in a record."""
     record = make_record(times_us=np.array([1.5, 2.5]), rank_slowest=np.array([1, 1]), wrong=np.int64(0))

@@ -1,0 +1,168 @@
+"""The visits of a case in a launch: how many, how long, in which rounds, and the record that they make together.
+
+A launch measures a case in several short visits, spread over the launch in shuffled rounds. Consecutive repetitions
+share a state of the machine, so that one long stretch says less about a launch than several short ones.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import numpy as np
+
+from commbench.engine.flags import raised_flags
+from commbench.engine.records import Clocks, FixedSettings, GroupTimes, Record
+from commbench.stats import StoppingRule, Values, is_bimodal
+from commbench.stats.budgets import Budget
+from commbench.stats.components import FEWEST_VISITS, components_of, plan_visits
+
+#: The most visits while components of variance are unknown.
+PILOT_VISITS = 8
+#: Duration of the repetitions of such a visit.
+PILOT_S = 0.002
+#: Fewest repetitions of a visit, and discarded ones before it: at most so many, at most for so long, at least one.
+FEWEST_REPETITIONS, MOST_WARMUPS, WARMUP_S = 2, 20, 0.001
+#: Share of a case's time slice that planned visits may take.
+VISITING_SHARE = 0.5
+#: From this number of visits on they alone give the interval of a launch.
+MANY_VISITS = FEWEST_VISITS
+
+#: Fields with a value for each repetition, and with one for each rank.
+_LISTS, _MEDIANS = ("times_us", "rank_mean_us", "skew_us"), ("rank_median_us", "rank_arrival_us")
+
+TimesT = TypeVar("TimesT", Record, GroupTimes)
+
+
+def pilot_visits(most: int, *, left_s: float, operation_s: float) -> int:
+    """Return the visits of a launch that determines the components of variance, 1 to ``most``.
+
+    Args:
+        most: the budget's.
+        left_s: time left for the case in this launch.
+        operation_s: typical time of one repetition.
+    """
+    least_s = max(PILOT_S, (1 + FEWEST_REPETITIONS) * operation_s)
+    return max(min(FEWEST_VISITS, most), min(PILOT_VISITS, most, int(left_s / max(least_s, 1e-9))))
+
+
+def visit_rule(rule: StoppingRule, settings: FixedSettings) -> StoppingRule:
+    """Return the stopping rule of each visit; a single visit has to be precise by itself."""
+    if settings.visits <= 1:
+        return rule
+    wanted = settings.repetitions or -(-rule.minimum // settings.visits)
+    wanted = max(FEWEST_REPETITIONS, wanted)
+    return replace(
+        rule,
+        relative_half_width=None,
+        minimum=wanted,
+        floor=FEWEST_REPETITIONS,
+        maximum=max(wanted, rule.maximum // settings.visits),
+    )
+
+
+def rounds_of_launch(settings: Sequence[FixedSettings | None], budget: Budget) -> int:
+    """Return the rounds of a launch: the most visits of any case."""
+    fixed = [known.visits if known and known.visits else min(PILOT_VISITS, budget.visits) for known in settings]
+    return max(1, *fixed)
+
+
+def is_due(visit: int, visits: int, number: int, rounds: int) -> bool:
+    """Return whether the next visit of a case, counted from 0, belongs to round ``number`` of ``rounds``.
+
+    The visits are spread evenly over the rounds; the first is in the first round.
+    """
+    return visit < visits and visit * rounds // visits <= number
+
+
+def settings_after(record: Record, budget: Budget) -> FixedSettings | None:
+    """Return the settings that later launches keep from a launch; None if the case was not measured."""
+    if not record.times_us:
+        return None
+    settings = FixedSettings(warmups=record.warmups, batch=record.batch, sync=record.sync)
+    visits = visit_times(record)
+    if record.pairs or not visits:
+        return settings
+    if len(visits) == 1:
+        return replace(settings, visits=1)
+    repetitions = sum(record.visit_lengths) + record.late_discarded
+    plan = plan_visits(
+        components_of([visits]),
+        visit_s=record.revisiting_s / (len(visits) - 1),
+        repetition_s=record.repeating_s / max(1, repetitions),
+        slice_s=VISITING_SHARE * budget.slice_s,
+        relative_half_width=budget.relative_half_width,
+        most_visits=budget.visits,
+        most_repetitions=2 * max(record.visit_lengths),
+    )
+    return replace(settings, visits=plan.visits, repetitions=plan.repetitions)
+
+
+def visit_times(record: Record, times: Values | None = None) -> list[Values]:
+    """Return the repetitions of each visit, of ``times`` if given, else of the record's own."""
+    values = record.times_us if times is None else times
+    if not len(values) or not len(record.visit_lengths):
+        return [values] if len(values) else []
+    ends = list(accumulate(record.visit_lengths))
+    return [values[end - length : end] for end, length in zip(ends, record.visit_lengths, strict=True) if length]
+
+
+def launch_value(record: Record) -> float:
+    """Return the time of a launch in microseconds: the median over visits of the median over repetitions."""
+    return statistics.median(float(np.median(visit)) for visit in visit_times(record))
+
+
+def extended(record: Record, visit: Record) -> Record:
+    """Return the record of a launch with one more visit; a visit without result takes the place of all before it."""
+    if visit.status != "ok" or record.status != "ok":
+        return replace(visit, visit=0)
+    both = record, visit
+    together = _together(record, visit, _lengths(both))
+    timed = {"bimodal", "unsteady"}
+    flags = [flag for part in both for flag in part.flags if flag not in timed]
+    seconds = {
+        field: round(getattr(record, field) + getattr(visit, field), 6)
+        for field in ("measuring_s", "other_s", "repeating_s", "revisiting_s")
+    }
+    return replace(
+        together,
+        **seconds,
+        visit=0,
+        visit_lengths=[*record.visit_lengths, *visit.visit_lengths],
+        late_discarded=record.late_discarded + visit.late_discarded,
+        groups=tuple(_together(*pair, _lengths(both)) for pair in zip(record.groups, visit.groups, strict=True)),
+        clocks=_joined_clocks(record.clocks, visit.clocks),
+        flags=tuple(dict.fromkeys([*flags, *raised_flags({"bimodal": is_bimodal(together.times_us)})])),
+    )
+
+
+def _lengths(records: Sequence[Record]) -> list[int]:
+    return [len(record.times_us) for record in records]
+
+
+def _together(times: TimesT, more: TimesT, lengths: Sequence[int]) -> TimesT:
+    """Return the times of two stretches of the same ranks; medians by rank are averaged over repetitions."""
+    joined: dict[str, Any] = {}
+    for lists in _LISTS:
+        joined[lists] = [*getattr(times, lists), *getattr(more, lists)]
+    for medians in _MEDIANS:
+        first, second = (np.asarray(getattr(part, medians), dtype=float) for part in (times, more))
+        if len(first) == len(second):
+            joined[medians] = np.round((first * lengths[0] + second * lengths[1]) / max(1, sum(lengths)), 4).tolist()
+    joined["rank_slowest"] = [a + b for a, b in zip(times.rank_slowest, more.rank_slowest, strict=True)]
+    return replace(times, **joined)
+
+
+def _joined_clocks(first: Clocks | None, second: Clocks | None) -> Clocks | None:
+    if first is None or second is None:
+        return first or second
+    lows = [clocks.sm_low_MHz for clocks in (first, second) if clocks.sm_low_MHz is not None]
+    highs = [clocks.sm_high_MHz for clocks in (first, second) if clocks.sm_high_MHz is not None]
+    return Clocks(
+        sm_low_MHz=min(lows, default=None),
+        sm_high_MHz=max(highs, default=None),
+        slowed_by=tuple(dict.fromkeys([*first.slowed_by, *second.slowed_by])),
+    )

@@ -1,0 +1,106 @@
+"""Components of variance of a case's time, by level: repetitions, visits and launches; and the visits that follow.
+
+The model is that of Kalibera and Jones, Rigorous benchmarking in reasonable time (ISMM 2013), on logarithms: log time =
+centre + launch + visit + repetition, three independent terms with mean 0. As times are skewed, a visit stands for its
+median.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from commbench.stats.intervals import Values
+
+#: Variance of a median over that of a mean of the same normal values.
+MEDIAN_FACTOR = math.pi / 2
+#: The interquartile range of a normal distribution, in standard deviations.
+_QUARTILES = 2 * NormalDist().inv_cdf(0.75)
+#: Fewest visits and fewest repetitions of each that a plan asks for.
+FEWEST_VISITS, FEWEST_REPETITIONS = 4, 3
+_NORMAL_975 = NormalDist().inv_cdf(0.975)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Components:
+    """Standard deviations of the logarithm of a time."""
+
+    repetition: float
+    """Of single repetitions within a visit, from the quartiles."""
+    visit: float | None
+    """Between visits within a launch, beyond what their repetitions explain; None with one visit per launch."""
+    launch: float | None
+    """Between launches, beyond what their visits explain; None with one launch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisitPlan:
+    """How a launch measures a case."""
+
+    visits: int
+    repetitions: int
+    """Repetitions of each visit."""
+
+
+def components_of(launches: Sequence[Sequence[Values]]) -> Components:
+    """Return the components of the times above 0 of each visit of each launch."""
+    logs = [[np.log(np.asarray(visit, dtype=float)) for visit in launch if len(visit)] for launch in launches]
+    visits = [visit for launch in logs for visit in launch]
+    repetition = float(np.mean([_variance(visit) for visit in visits]))
+    of_median = float(np.mean([MEDIAN_FACTOR * _variance(visit) / len(visit) for visit in visits]))
+    medians = [np.array([np.median(visit) for visit in launch]) for launch in logs]
+    several = [values for values in medians if len(values) > 1]
+    between_visits = float(np.mean([values.var(ddof=1) for values in several])) if several else None
+    between_launches = None
+    if len(medians) > 1:
+        within = float(np.mean([(of_median if between_visits is None else between_visits) / len(v) for v in medians]))
+        between_launches = float(np.var([values.mean() for values in medians], ddof=1)) - within
+    return Components(
+        repetition=math.sqrt(repetition),
+        visit=None if between_visits is None else math.sqrt(max(0.0, between_visits - of_median)),
+        launch=None if between_launches is None else math.sqrt(max(0.0, between_launches)),
+    )
+
+
+def _variance(logs: Values) -> float:
+    lower, upper = np.percentile(logs, (25, 75))
+    return float((upper - lower) / _QUARTILES) ** 2
+
+
+def plan_visits(
+    components: Components,
+    *,
+    visit_s: float,
+    repetition_s: float,
+    slice_s: float,
+    relative_half_width: float,
+    most_visits: int,
+    most_repetitions: int,
+) -> VisitPlan:
+    """Return the visits that make a launch's time as precise as asked, in as little time as possible.
+
+    Repetitions follow from costs and components: the square root of (visit cost / repetition cost) times (variance of a
+    repetition / variance between visits); Kalibera and Jones, section 6. Visits follow from the precision, within the
+    time slice.
+
+    Args:
+        components: of the first launch.
+        visit_s: cost of a visit without its repetitions: preparation, warm-up and agreement of the ranks.
+        repetition_s: cost of a repetition, synchronisation included.
+        slice_s: time of a case in a launch.
+        relative_half_width: target of a launch's time, at 95 %.
+        most_visits: of a launch.
+        most_repetitions: of a visit.
+    """
+    between, within = (components.visit or 0.0) ** 2, MEDIAN_FACTOR * components.repetition**2
+    best = math.sqrt(visit_s / repetition_s * within / between) if between and repetition_s else math.inf
+    affordable = slice_s / FEWEST_VISITS - visit_s
+    longest = affordable / repetition_s if repetition_s else math.inf
+    repetitions = int(max(FEWEST_REPETITIONS, min(best, longest, most_repetitions)))
+    variance = MEDIAN_FACTOR * (between + within / repetitions)
+    wanted = math.ceil(variance * (_NORMAL_975 / relative_half_width) ** 2)
+    fitting = int(slice_s / (visit_s + repetitions * repetition_s)) if repetition_s else most_visits
+    visits = max(min(FEWEST_VISITS, most_visits), min(wanted, fitting, most_visits))
+    return VisitPlan(visits=visits, repetitions=repetitions)

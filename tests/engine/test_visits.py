@@ -1,0 +1,133 @@
+"""Tests of visits: their rounds, their settings, and the record that they make together."""
+
+import dataclasses
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from faking import EXACT, FakeRun, fake_case
+
+from commbench.backends.fake import Script
+from commbench.engine.records import FixedSettings, Record
+from commbench.engine.visits import (
+    FEWEST_REPETITIONS,
+    PILOT_VISITS,
+    extended,
+    is_due,
+    launch_value,
+    pilot_visits,
+    rounds_of_launch,
+    settings_after,
+    visit_rule,
+    visit_times,
+)
+from commbench.stats import StoppingRule
+from commbench.stats.budgets import BUDGETS
+from commbench.stats.components import FEWEST_VISITS
+
+QUICK = BUDGETS["quick"]
+
+
+@pytest.mark.parametrize(("visits", "rounds"), [(1, 1), (1, 8), (3, 8), (4, 24), (8, 8), (5, 24)])
+def test_visits_are_spread_over_the_rounds(visits: int, rounds: int) -> None:
+    """Visit in the first round, never twice in a round, and all visits within the rounds at even distances."""
+    made, at = 0, []
+    for number in range(rounds):
+        if is_due(made, visits, number, rounds):
+            made += 1
+            at.append(number)
+    assert (visits, 0) == (len(at), at[0])
+    gaps = Counter(after - before for before, after in pairwise(at))
+    assert len(gaps) <= 2
+
+
+def test_long_operations_are_visited_less_often() -> None:
+    """Make all pilot visits of a short operation, fewer of a long one, and never more than the budget's."""
+    assert PILOT_VISITS == pilot_visits(24, left_s=0.1, operation_s=1e-6)
+    assert 5 == pilot_visits(24, left_s=0.1, operation_s=0.0065)
+    assert FEWEST_VISITS == pilot_visits(24, left_s=0.1, operation_s=1.0)
+    assert 1 == pilot_visits(1, left_s=0.1, operation_s=1e-6)
+
+
+def test_a_single_visit_has_to_be_precise_by_itself() -> None:
+    """Keep the rule of the launch for one visit; give several visits a planned length."""
+    rule = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
+    assert rule == visit_rule(rule, FixedSettings(warmups=1, batch=1, visits=1))
+    pilot = visit_rule(rule, FixedSettings(warmups=1, batch=1, visits=8))
+    assert (None, 4, FEWEST_REPETITIONS) == (pilot.relative_half_width, pilot.minimum, pilot.floor)
+    planned = visit_rule(rule, FixedSettings(warmups=1, batch=1, visits=8, repetitions=17))
+    assert 17 == planned.minimum
+
+
+def test_rounds_are_the_most_visits_of_any_case() -> None:
+    """Take the pilot's visits where a case has no settings yet."""
+    known = FixedSettings(warmups=1, batch=1, visits=5)
+    assert 5 == rounds_of_launch([known], QUICK)
+    assert PILOT_VISITS == rounds_of_launch([known, None], QUICK)
+    assert 1 == rounds_of_launch([None], dataclasses.replace(QUICK, visits=1))
+
+
+def visited(*visits: list[float]) -> Record:
+    """Return the record of a launch with such visits."""
+    records = [
+        Record(
+            case=fake_case(),
+            launch=0,
+            visit=number,
+            times_us=times,
+            rank_mean_us=times,
+            rank_median_us=[times[0], times[0]],
+            rank_slowest=[1, len(times) - 1],
+            visit_lengths=[len(times)],
+            measuring_s=0.5,
+            flags=("oversubscribed", "unsteady"),
+        )
+        for number, times in enumerate(visits, start=1)
+    ]
+    record = records[0]
+    for more in records[1:]:
+        record = extended(record, more)
+    return record
+
+
+def test_visits_extend_the_record_of_their_launch() -> None:
+    """Keep all times in order, add up counts and seconds, and average the medians of ranks by repetitions."""
+    record = visited([1.0, 2.0], [4.0, 4.0, 4.0, 4.0])
+    assert [1.0, 2.0, 4.0, 4.0, 4.0, 4.0] == record.times_us
+    assert [[1.0, 2.0], [4.0] * 4] == visit_times(record)
+    assert ([2, 4], [2, 4], 1.0) == (record.visit_lengths, record.rank_slowest, record.measuring_s)
+    assert [3.0, 3.0] == record.rank_median_us
+    assert ("oversubscribed",) == record.flags
+    assert Record.from_json(record.to_json()) == record
+
+
+def test_a_launch_is_the_median_of_its_visits() -> None:
+    """Weigh a long visit like a short one."""
+    assert 2.0 == launch_value(visited([1.0], [2.0], [9.0] * 50))
+    assert 3.0 == launch_value(Record(case=fake_case(), launch=0, times_us=[2.0, 3.0, 4.0]))
+
+
+def test_a_visit_without_result_takes_the_place_of_the_launch() -> None:
+    """Let a case that fails in a later visit have failed."""
+    failed = Record(case=fake_case(), launch=0, visit=2, status="failed", reason="The rank died.")
+    assert ("failed", 0) == (extended(visited([1.0]), failed).status, extended(visited([1.0]), failed).visit)
+
+
+def test_the_first_launch_plans_the_visits_of_the_others() -> None:
+    """Plan visits and repetitions from what the first launch measured; none for a case without times."""
+    (record,) = FakeRun(script=dataclasses.replace(EXACT, noise=0.05), visits=24).launch([fake_case()])
+    assert PILOT_VISITS == len(record.visit_lengths)
+    settings = settings_after(record, QUICK)
+    assert settings is not None
+    assert FEWEST_VISITS <= settings.visits <= 24
+    assert settings.repetitions >= 3
+    assert settings_after(dataclasses.replace(record, times_us=[]), QUICK) is None
+
+
+def test_later_launches_follow_the_plan() -> None:
+    """Make the planned visits of the planned length in every later launch."""
+    records = FakeRun(script=Script(noise=0.05, tail=0.0), visits=24).launches([fake_case()], 3)
+    planned = settings_after(records[0], QUICK)
+    assert planned is not None
+    for record in records[1:]:
+        assert [planned.repetitions] * planned.visits == list(record.visit_lengths)

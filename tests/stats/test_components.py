@@ -1,0 +1,96 @@
+"""Tests of the components of variance, of the visits planned from them, and of the interval over launches of visits."""
+
+import math
+
+import numpy as np
+import pytest
+from effort import repetitions
+
+from commbench.stats import Floats, student_interval
+from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS, Components, components_of, plan_visits
+
+LAUNCHES, VISITS = 6, 8
+NOISES = ("normal", "skewed", "exponential")
+
+
+def draw(noise: str, random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    """Return noise of about unit size."""
+    if noise == "normal":
+        return random.standard_normal(shape)
+    if noise == "exponential":
+        return random.exponential(1.0, shape)
+    disturbed = random.random(shape) < 0.15
+    return np.where(disturbed, random.exponential(4.0, shape), 0.5 * random.standard_normal(shape))
+
+
+def launch_values(random: np.random.Generator, noise: str, launch: float, visit: float, count: int) -> Floats:
+    """Return the values of ``count`` launches: medians of their visits."""
+    shape = (count, VISITS)
+    logs = launch * draw(noise, random, (count, 1)) + visit * draw(noise, random, shape)
+    return np.exp(0.1 * np.median(logs, axis=1))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize(("launch", "visit"), [(0.0, 1.0), (0.35, 1.0), (1.0, 1.0), (1.0, 0.0)])
+def test_the_interval_over_launches_covers(noise: str, launch: float, visit: float) -> None:
+    """Cover the median launch in 92 to 98 % of runs, whichever component dominates, within the simulation's error."""
+    random = np.random.default_rng(5)
+    truth = float(np.median(launch_values(random, noise, launch, visit, 40_000)))
+    runs = repetitions(2000)
+    covered = 0
+    for _ in range(runs):
+        interval = student_interval(launch_values(random, noise, launch, visit, LAUNCHES).tolist())
+        assert interval is not None
+        covered += interval.low <= truth <= interval.high
+    error = 3 * math.sqrt(0.95 * 0.05 / runs)
+    assert 0.92 - error <= covered / runs <= 0.98 + error
+
+
+def planted(launch: float, visit: float, repetition: float, launches: int = 60) -> list[list[Floats]]:
+    """Return times with such standard deviations of their logarithms."""
+    random = np.random.default_rng(11)
+    return [
+        [
+            np.exp(shift + visit * random.standard_normal() + repetition * random.standard_normal(50))
+            for _ in range(VISITS)
+        ]
+        for shift in launch * random.standard_normal(launches)
+    ]
+
+
+@pytest.mark.parametrize(("launch", "visit", "repetition"), [(0.2, 0.05, 0.1), (0.02, 0.2, 0.1), (0.05, 0.05, 0.4)])
+def test_planted_components_are_found(launch: float, visit: float, repetition: float) -> None:
+    """Find each standard deviation that dominates within a quarter, and call none larger that does not."""
+    found = components_of(planted(launch, visit, repetition))
+    assert repetition == pytest.approx(found.repetition, rel=0.25)
+    assert found.visit == pytest.approx(visit, rel=0.25, abs=0.02)
+    assert found.launch == pytest.approx(launch, rel=0.25, abs=0.03)
+
+
+def test_components_need_several_of_their_level() -> None:
+    """State no component between visits of one visit, and none between launches of one launch."""
+    assert components_of([[[1.0, 2.0, 3.0]]]) == Components(
+        repetition=pytest.approx(0.4073, rel=0.01), visit=None, launch=None
+    )
+
+
+def plan_of(components: Components, **changes: float) -> tuple[int, int]:
+    """Return visits and repetitions for a slice of 0.1 s."""
+    costs = {"visit_s": 0.002, "repetition_s": 0.0002, "slice_s": 0.1, "relative_half_width": 0.05, **changes}
+    plan = plan_visits(components, **costs, most_visits=24, most_repetitions=500)
+    return plan.visits, plan.repetitions
+
+
+def test_repetitions_follow_from_costs_and_components() -> None:
+    """Repeat the square root of the ratio of costs times that of the components, as Kalibera and Jones find."""
+    _, repetitions_made = plan_of(Components(repetition=0.3, visit=0.15, launch=None))
+    assert int(math.sqrt(10 * math.pi / 2 * 4)) == repetitions_made
+    assert FEWEST_REPETITIONS == plan_of(Components(repetition=0.01, visit=0.3, launch=None))[1]
+
+
+def test_visits_follow_from_the_precision_within_the_slice() -> None:
+    """Visit seldom where visits agree; where they differ, as often as the slice has room."""
+    assert FEWEST_VISITS == plan_of(Components(repetition=0.05, visit=0.005, launch=None))[0]
+    visits, repetitions_made = plan_of(Components(repetition=0.1, visit=0.3, launch=None))
+    assert visits == min(24, int(0.1 / (0.002 + 0.0002 * repetitions_made)))
+    assert FEWEST_VISITS == plan_of(Components(repetition=0.1, visit=0.3, launch=None), repetition_s=0.05)[0]
