@@ -34,7 +34,7 @@ MANY_VISITS = FEWEST_VISITS
 #: Fields with a value for each repetition, and with one for each rank.
 _LISTS, _MEDIANS = ("times_us", "rank_mean_us", "skew_us"), ("rank_median_us", "rank_arrival_us")
 
-TimesT = TypeVar("TimesT", Record, GroupTimes)
+TimesT = TypeVar("TimesT", bound=Record | GroupTimes)
 
 
 def pilot_visits(most: int, *, left_s: float, operation_s: float) -> int:
@@ -145,9 +145,7 @@ def _lengths(records: Sequence[Record]) -> list[int]:
 
 def _together(times: TimesT, more: TimesT, lengths: Sequence[int]) -> TimesT:
     """Return the times of two stretches of the same ranks; medians by rank are averaged over repetitions."""
-    joined: dict[str, Any] = {}
-    for lists in _LISTS:
-        joined[lists] = [*getattr(times, lists), *getattr(more, lists)]
+    joined: dict[str, Any] = {name: [*getattr(times, name), *getattr(more, name)] for name in _LISTS}
     for medians in _MEDIANS:
         first, second = (np.asarray(getattr(part, medians), dtype=float) for part in (times, more))
         if len(first) == len(second):

@@ -100,7 +100,7 @@ def test_a_rank_visits_each_case_several_times() -> None:
     def work(control: ThreadControl) -> Heart:
         heart = Heart(control.rank, Progress())
         plan = replace(PLAN, budget=BUDGETS["quick"])
-        run_rank(plan, control, Shares() if control.rank == 0 else None, heart, {})
+        RankWork(control, heart, {}).run(plan, Shares() if control.rank == 0 else None)
         return heart
 
     hearts = run_threads(2, work)
