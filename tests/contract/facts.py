@@ -26,7 +26,9 @@ WORDS = frozenset({"case", "doubts", "evidence", "flags", "help", "paragraph", "
     *("stderr", "stdout", "suspects_remarks", "text")
 }
 #: Columns and keys that came later than the record.
-ADDED = frozenset({"blocks", "live", "safe", "visits"})
+ADDED = frozenset(
+    {"--visits", "blocks", "live", "repeating_s", "revisiting_s", "safe", "visit", "visit_lengths", "visits"}
+)
 #: A number in a text.
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 #: A larger file is compressed.
