@@ -213,7 +213,7 @@ class Measurement:
         self.settings = fixed or FixedSettings(warmups=0, batch=1, visits=1)
         """As determined in the first visit."""
         self._communicator = communicator
-        self._session = session
+        self.session = session
         self._launch = launch
         self._fixed = fixed
         self._prepared: Prepared | None = None
@@ -232,7 +232,7 @@ class Measurement:
     def visit(self) -> Record | None:
         """Measure the case once more; collective; return the record of this visit on rank 0, None elsewhere."""
         stopwatch = Stopwatch()
-        session = self._session
+        session = self.session
         session.refresh_clock()
         self.visits_made += 1
         if self.visits_made > 1:
@@ -257,7 +257,7 @@ class Measurement:
         self, record: Record, prepared: Prepared, timer: Timer, checked: Checked, stopwatch: Stopwatch
     ) -> Record | None:
         """Settle how the case is measured, and measure what only one visit does: overlap, energy and overhead."""
-        communicator, session, fixed = self._communicator, self._session, self._fixed
+        communicator, session, fixed = self._communicator, self.session, self._fixed
         prepared.refill()
         with stopwatch.measuring():
             timer = _timer_for_length(prepared, communicator, timer, session, fixed)
@@ -296,7 +296,7 @@ class Measurement:
 
     def _revisit(self, stopwatch: Stopwatch) -> Record | None:
         """Measure the case in one more visit, with the settings of the first; it has been verified."""
-        communicator, session, sampler = self._communicator, self._session, self._sampler
+        communicator, session, sampler = self._communicator, self.session, self._sampler
         prepared = self._prepared or self._prepare_again()
         sampler.calls = prepared.calls
         with stopwatch.measuring():
@@ -310,7 +310,7 @@ class Measurement:
         return replace(record, revisiting_s=round(record.measuring_s + record.other_s - record.repeating_s, 6))
 
     def _prepare_again(self) -> Prepared:
-        prepared = _prepare_case(self.case, self._communicator, self._session)
+        prepared = _prepare_case(self.case, self._communicator, self.session)
         prepared = prepared.capture() if self.case.graph else prepared
         prepared.refill()
         self._prepared = prepared
@@ -324,7 +324,7 @@ class Measurement:
         stopwatch: Stopwatch,
     ) -> Record | None:
         """Return the record with the samples of a visit, on rank 0; free the buffers if there is no room for them."""
-        prepared, session = self._prepared, self._session
+        prepared, session = self._prepared, self.session
         assert prepared is not None  # noqa: S101 - the visit has used it
         if not self._keeps_buffers(prepared):
             self._prepared = None
@@ -345,7 +345,7 @@ class Measurement:
 
     def _keeps_buffers(self, prepared: Prepared) -> bool:
         """Return whether the buffers remain for the next visit, the same on all ranks."""
-        session, needed = self._session, 2 * prepared.rotation * self.case.message_bytes
+        session, needed = self.session, 2 * prepared.rotation * self.case.message_bytes
         if self._kept_bytes and self.is_finished:
             session.kept_bytes -= self._kept_bytes
         elif not self._kept_bytes and not self.is_finished and session.kept_bytes + needed <= KEPT_BYTES:

@@ -28,15 +28,16 @@ PATIENCE_S = 6.0
 SABOTAGE = """
 import os, sys, time
 from commbench.launch import rank
-measure = rank.measure
+visit = rank.Measurement.visit
 seen = 0
-def sabotaged(case, communicator, session, **options):
+def sabotaged(measurement):
     global seen
     seen += 1
+    case, session = measurement.case, measurement.session
     if {when} and session.control.rank == {rank}:
         {harm}
-    return measure(case, communicator, session, **options)
-rank.measure = sabotaged
+    return visit(measurement)
+rank.Measurement.visit = sabotaged
 rank.main()
 """
 

@@ -44,13 +44,13 @@ from commbench.launch.identity import identify
 from commbench.results import Store
 out, backend, seed, harm, more = sys.argv[1:]
 identity = identify(os.environ)
-measure, seen = rank.measure, []
-def sabotaged(case, *arguments, **options):
-    seen.append(case)
+visit, seen = rank.Measurement.visit, []
+def sabotaged(measurement):
+    seen.append(measurement.case)
     if len(seen) == 3:
         exec(harm)
-    return measure(case, *arguments, **options)
-rank.measure = sabotaged
+    return visit(measurement)
+rank.Measurement.visit = sabotaged
 def ask(name, operations, limit=None):
     sweep = Sweep(backends=[backend], sizes=[8, 1024], operations=operations, sync="dissemination")
     budget = Budget(name="quick", launches=6, relative_half_width=0.5, slice_s=0.05)
@@ -206,7 +206,7 @@ def test_ctrl_c_in_the_last_case_of_a_stage_begins_no_other(tmp_path: Path) -> N
     """End between stages, interrupted, and go on with the next stage the next time."""
     path = tmp_path / "run"
     harm = "def late(*args, **options):\n    import signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\n"
-    harm += "    return measure(*args, **options)\nrank.measure = late"
+    harm += "    return visit(*args, **options)\nrank.Measurement.visit = late"
     assert 128 + signal.SIGINT == start(path, harm=harm, more="more").returncode
     assert ("interrupted", [(0, "ok")], [4, 0, 0]) == state(path)
     assert "interrupted by SIGINT between stages" == json.loads((path / "run.json").read_text())["reason"]
