@@ -271,7 +271,10 @@ def _argv(options: LiveOptions) -> list[str]:
     words += ["--bucket-cap-mb", ",".join(options.bucket_cap_mb)] if options.bucket_cap_mb else []
     words += ["--allow", ",".join(options.allow)] if options.allow else []
     words += ["--then", options.then] if options.then != "go-on" else []
-    return ["commbench", "tune", *words, "--out", options.out, "--", *options.argv]
+    out = Path(options.out)
+    here = Path.cwd()
+    shown = out.relative_to(here) if out.is_relative_to(here) else out  # kept runs name no folder of a machine
+    return ["commbench", "tune", *words, "--out", str(shown), "--", *options.argv]
 
 
 def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:
