@@ -31,9 +31,9 @@ from rich.table import Table
 from commbench.cli.terminal import make_console
 from commbench.collectives.cases import Case, Sweep, shuffled
 from commbench.engine.communicator import HostBuffer
-from commbench.engine.measure import Session
 from commbench.engine.records import FixedSettings
 from commbench.engine.samples import Samples
+from commbench.engine.session import Session
 from commbench.engine.setup import Prepared, prepare
 from commbench.engine.stopping import Sampler
 from commbench.engine.timing.loops import Call, Progress, Repetitions, Timer, quiet_interpreter

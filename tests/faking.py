@@ -7,8 +7,9 @@ from typing import Any
 from commbench.backends.fake import FakeCommunicator, Script
 from commbench.collectives.cases import Case
 from commbench.engine.control import ThreadControl, run_threads
-from commbench.engine.measure import Session, measure
+from commbench.engine.measure import measure
 from commbench.engine.records import FixedSettings, Record
+from commbench.engine.session import Session
 from commbench.engine.timing.clocks import GlobalClock
 from commbench.engine.timing.loops import Progress
 from commbench.engine.visits import settings_after

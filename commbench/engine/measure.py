@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,26 +16,21 @@ from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX, operation_in_pattern
 from commbench.collectives.patterns import rank_list
 from commbench.engine.communicator import Communicator
-from commbench.engine.control import Control, agree_on, gather_everywhere
-from commbench.engine.energy import RunMeter
+from commbench.engine.control import agree_on
 from commbench.engine.flags import raised_flags
-from commbench.engine.gpu_clocks import GpuClocks, Reading, clocks_between
+from commbench.engine.gpu_clocks import Reading, clocks_between
 from commbench.engine.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
 from commbench.engine.overlap import measure_overlap, probe_us
 from commbench.engine.records import FixedSettings, Overlap, PairTimes, Record, without_result
 from commbench.engine.samples import Samples, elements_wrong, join_transports, timed_groups, wrong_record
-from commbench.engine.setup import GRAPH_OPERATIONS, Checked, Prepared, prepare, sets_needed
+from commbench.engine.session import Session
+from commbench.engine.setup import Checked, Prepared, prepare, sets_needed
 from commbench.engine.stopping import Sampler
-from commbench.engine.timing.clocks import GlobalClock, is_close
-from commbench.engine.timing.loops import Progress, Timer
-from commbench.engine.timing.sync import SyncPlan, choose_method
+from commbench.engine.timing.clocks import is_close
+from commbench.engine.timing.loops import Timer
 from commbench.engine.visits import extended
 from commbench.errors import Reason, UnsupportedError
-from commbench.stats import StoppingRule
-from commbench.stats.budgets import Budget
-from commbench.system.clock import timer_tick_s
 
-OVERHEAD_REPETITIONS = 100
 #: Above this share of late starts a row is flagged.
 FLAGGED_LATE = 0.2
 #: Pairs that the reason of a wrong matrix names.
@@ -48,134 +43,6 @@ PROBING_SHARE = 0.1
 KEPT_BYTES = 2**28
 
 PreparedT = TypeVar("PreparedT")
-WorkT = TypeVar("WorkT")
-
-
-@dataclass
-class Session:
-    """State of one launch on one rank, shared by all cases."""
-
-    control: Control
-    budget: Budget
-    progress: Progress
-    clock: GlobalClock = field(default_factory=GlobalClock)
-    """Makes stamps of different ranks comparable."""
-    oversubscribed: bool = False
-    hosts: Sequence[str] = ()
-    """The host of each rank; empty: all are on one."""
-    slice_s: float | None = None
-    """Time slice of a case, in seconds; None: the budget's."""
-    meter: RunMeter = field(default_factory=RunMeter)
-    """Energy counters that this rank reads."""
-    find_clocks: Callable[[str], GpuClocks | None] = GpuClocks.find
-    """Returns the clock of a GPU by PCI address."""
-    kept_bytes: int = 0
-    """Of `KEPT_BYTES`, how many are in use, the same on all ranks."""
-    _gpus: dict[str, GpuClocks | None] = field(default_factory=dict)
-    _caches: dict[str, int] = field(default_factory=dict)
-    _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
-    _readings: dict[str, float] = field(default_factory=dict)
-    _overheads: dict[tuple[str, str, str, int], float] = field(default_factory=dict)
-
-    @cached_property
-    def rule(self) -> StoppingRule:
-        """Return the stopping rule of a case."""
-        return StoppingRule(relative_half_width=self.budget.relative_half_width, ticks_s=timer_tick_s())
-
-    def reading_ns(self, timer: Timer) -> float:
-        """Return the cost of one reading of a timed loop's clock, in nanoseconds."""
-        if timer.name not in self._readings:
-            self._readings[timer.name] = timer.reading_ns()
-        return self._readings[timer.name]
-
-    def with_energy(self, work: Callable[[], WorkT]) -> tuple[WorkT, float | None]:
-        """Run ``work``; return its result and the joules per repetition; collective.
-
-        Only rank 0 gets the energy. It is None if a counter cannot be read, if none changes, as on some virtual
-        machines, or if ``work`` was too short.
-        """
-        before, made = self.meter.own.read(), int(self.progress.counters[1])
-        begun = time.perf_counter()
-        result = work()
-        lasted_s, repetitions = time.perf_counter() - begun, int(self.progress.counters[1]) - made
-        used = self.control.gather(self.meter.own.joules_since(before))
-        readable = [joules for joules in used or () if joules is not None]
-        joules: float = sum(readable)
-        if used is None or len(readable) < len(used) or lasted_s < self.meter.least_s or not (joules and repetitions):
-            return result, None
-        return result, joules / repetitions
-
-    def read_clock(self, communicator: Communicator) -> Reading | None:
-        """Return the state of this rank's GPU; None if it uses no GPU or NVML does not list it."""
-        address = communicator.gpu
-        if address not in self._gpus:
-            self._gpus[address] = self.find_clocks(address) if address else None
-        clock = self._gpus[address]
-        return clock.read() if clock else None
-
-    def cache_bytes(self, communicator: Communicator) -> int:
-        """Return the largest cache behind any rank's buffers; 0 if a rank's is unknown; collective."""
-        if communicator.backend not in self._caches:
-            gathered = gather_everywhere(self.control, communicator.cache_bytes())
-            self._caches[communicator.backend] = max(gathered) if all(gathered) else 0
-        return self._caches[communicator.backend]
-
-    def check(self, case: Case, communicator: Communicator) -> None:
-        """Raise `UnsupportedError` if the backend cannot time the case as requested."""
-        if case.loop not in ("auto", *communicator.loops):
-            raise UnsupportedError(
-                "loop_missing", backend=case.backend, loop=case.loop, loops=" or ".join(communicator.loops)
-            )
-        if case.sync not in communicator.syncs:
-            raise UnsupportedError(
-                "start_method_missing", backend=case.backend, sync=case.sync, syncs=" or ".join(communicator.syncs)
-            )
-        if case.graph:
-            communicator.check_capture()
-
-    def timer(self, case: Case, communicator: Communicator, *, lasting_ns: float = 0.0) -> Timer:
-        """Return the timed loop for a case, calibrated once per launch; collective.
-
-        ``lasting_ns``: duration of the operation, which decides whether clocks agree closely enough for an agreed
-        start.
-        """
-        method = choose_method(
-            case.sync,
-            shared_clock=is_close(self.clock.error_ns, lasting_ns),
-            own_threads=communicator.own_threads,
-        )
-        key = (case.backend, case.loop, method)
-        if key not in self._timers:
-            plan = SyncPlan(method=method, yielding=self.oversubscribed, clock=self.clock)
-            timer = communicator.timer(case.loop, plan, self.progress)
-            timer.prepare()
-            self._timers[key] = timer
-        return self._timers[key]
-
-    def refresh_clock(self) -> None:
-        """Compare the hosts' clocks again if the last comparison is old; collective."""
-        if not self.clock.is_shared and self.control.broadcast_int(self.clock.is_stale()):
-            self.clock.refresh()
-
-    def overhead_us(self, case: Case, communicator: Communicator, batch: int) -> float:
-        """Return the overhead per operation: the median time of the same loop around a single-rank operation, in us.
-
-        A loop on the host needs no other ranks for that. A loop of events does, because only a common start hides the
-        host's time.
-        """
-        key = (case.backend, case.loop, case.mode, batch)
-        if key not in self._overheads:
-            timer = self.timer(case, communicator)
-            if timer.name != "event":
-                timer = communicator.timer(case.loop, SyncPlan(method="none"), self.progress)
-            calls, times = communicator.null_calls(), batch
-            if case.graph:
-                timer.run(calls, 1, 1)  # before it is captured
-                calls, times = [communicator.capture(calls * GRAPH_OPERATIONS)], max(1, batch // GRAPH_OPERATIONS)
-            timer.run(calls, 10, times)
-            repeated = timer.run(calls, OVERHEAD_REPETITIONS, times)
-            self._overheads[key] = float(np.median(repeated.end_ns - repeated.start_ns)) / batch / 1e3
-        return self._overheads[key]
 
 
 def measure(

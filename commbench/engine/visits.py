@@ -26,8 +26,6 @@ PILOT_VISITS = 8
 PILOT_S = 0.002
 #: Fewest repetitions of a visit, and discarded ones before it: at most so many, at most for so long, at least one.
 FEWEST_REPETITIONS, MOST_WARMUPS, WARMUP_S = 2, 20, 0.001
-#: Share of a case's time slice that planned visits may take.
-VISITING_SHARE = 0.5
 #: From this number of visits on they alone give the interval of a launch.
 MANY_VISITS = FEWEST_VISITS
 
@@ -91,11 +89,9 @@ def settings_after(record: Record, budget: Budget) -> FixedSettings | None:
     repetitions = sum(record.visit_lengths) + record.late_discarded
     plan = plan_visits(
         components_of([visits]),
+        budget,
         visit_s=record.revisiting_s / (len(visits) - 1),
         repetition_s=record.repeating_s / max(1, repetitions),
-        slice_s=VISITING_SHARE * budget.slice_s,
-        relative_half_width=budget.relative_half_width,
-        most_visits=budget.visits,
         most_repetitions=2 * max(record.visit_lengths),
     )
     return replace(settings, visits=plan.visits, repetitions=plan.repetitions)

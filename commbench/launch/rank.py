@@ -25,7 +25,8 @@ from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
 from commbench.engine.energy import RunMeter, own_meter
 from commbench.engine.matrix import time_slices
-from commbench.engine.measure import Measurement, Session
+from commbench.engine.measure import Measurement
+from commbench.engine.session import Session
 from commbench.engine.timing.clocks import GlobalClock, open_clock
 from commbench.engine.timing.loops import Progress
 from commbench.engine.visits import is_due, rounds_of_launch

@@ -12,6 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from commbench.stats.budgets import Budget
 from commbench.stats.intervals import Values
 
 #: Variance of a median over that of a mean of the same normal values.
@@ -20,6 +21,8 @@ MEDIAN_FACTOR = math.pi / 2
 _QUARTILES = 2 * NormalDist().inv_cdf(0.75)
 #: Fewest visits and fewest repetitions of each that a plan asks for.
 FEWEST_VISITS, FEWEST_REPETITIONS = 4, 3
+#: Share of a case's time slice that planned visits may take.
+VISITING_SHARE = 0.5
 _NORMAL_975 = NormalDist().inv_cdf(0.975)
 
 
@@ -70,37 +73,29 @@ def _variance(logs: Values) -> float:
 
 
 def plan_visits(
-    components: Components,
-    *,
-    visit_s: float,
-    repetition_s: float,
-    slice_s: float,
-    relative_half_width: float,
-    most_visits: int,
-    most_repetitions: int,
+    components: Components, budget: Budget, *, visit_s: float, repetition_s: float, most_repetitions: int
 ) -> VisitPlan:
     """Return the visits that make a launch's time as precise as asked, in as little time as possible.
 
     Repetitions follow from costs and components: the square root of (visit cost / repetition cost) times (variance of a
-    repetition / variance between visits); Kalibera and Jones, section 6. Visits follow from the precision, within the
-    time slice.
+    repetition / variance between visits); Kalibera and Jones, section 6. Visits follow from the budget's half-width,
+    within `VISITING_SHARE` of its time slice.
 
     Args:
         components: of the first launch.
+        budget: its half-width is the target of a launch's time, at 95 %.
         visit_s: cost of a visit without its repetitions: preparation, warm-up and agreement of the ranks.
         repetition_s: cost of a repetition, synchronisation included.
-        slice_s: time of a case in a launch.
-        relative_half_width: target of a launch's time, at 95 %.
-        most_visits: of a launch.
         most_repetitions: of a visit.
     """
+    slice_s = VISITING_SHARE * budget.slice_s
     between, within = (components.visit or 0.0) ** 2, MEDIAN_FACTOR * components.repetition**2
     best = math.sqrt(visit_s / repetition_s * within / between) if between and repetition_s else math.inf
     affordable = slice_s / FEWEST_VISITS - visit_s
     longest = affordable / repetition_s if repetition_s else math.inf
     repetitions = int(max(FEWEST_REPETITIONS, min(best, longest, most_repetitions)))
     variance = MEDIAN_FACTOR * (between + within / repetitions)
-    wanted = math.ceil(variance * (_NORMAL_975 / relative_half_width) ** 2)
-    fitting = int(slice_s / (visit_s + repetitions * repetition_s)) if repetition_s else most_visits
-    visits = max(min(FEWEST_VISITS, most_visits), min(wanted, fitting, most_visits))
+    wanted = math.ceil(variance * (_NORMAL_975 / budget.relative_half_width) ** 2)
+    fitting = int(slice_s / (visit_s + repetitions * repetition_s)) if repetition_s else budget.visits
+    visits = max(min(FEWEST_VISITS, budget.visits), min(wanted, fitting, budget.visits))
     return VisitPlan(visits=visits, repetitions=repetitions)

@@ -23,8 +23,9 @@ from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.datatypes import DTYPES, Content
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.control import Control, run_threads
-from commbench.engine.measure import Session, measure
+from commbench.engine.measure import measure
 from commbench.engine.records import FixedSettings
+from commbench.engine.session import Session
 from commbench.engine.setup import GRAPH_OPERATIONS, prepare
 from commbench.engine.stopping import Sampler
 from commbench.engine.timing.loops import Call, Progress
@@ -445,7 +446,7 @@ def test_a_slowed_gpu_is_flagged(nccl: ModuleType, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_gpu_s_clock_is_read_once_it_is_warm(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read it after warming up, and again before anything else is done."""
+    """Read it in the first visit after warming up, and again before anything else is done."""
     order: list[str] = []
 
     def noted(kind: type, name: str) -> None:
@@ -461,7 +462,7 @@ def test_a_gpu_s_clock_is_read_once_it_is_warm(nccl: ModuleType, monkeypatch: py
     for kind, name in ((Sampler, "warm_up"), (Session, "read_clock"), (Sampler, "collect"), (Session, "overhead_us")):
         noted(kind, name)
     records_of(nccl, 2, [plain_case()])
-    assert ["warm_up", "read_clock", "collect", "read_clock", "overhead_us"] == order
+    assert ["warm_up", "read_clock", "collect", "read_clock", "overhead_us"] == order[:5]
 
 
 # ---------------------------------------------------------------------------------------------- ranks that share a GPU

@@ -14,9 +14,10 @@ import pytest
 from commbench.backends.fake import FakeCommunicator, Script
 from commbench.collectives.cases import Sweep
 from commbench.engine.control import ThreadControl, run_threads
-from commbench.engine.measure import Session, measure
+from commbench.engine.measure import measure
 from commbench.engine.overlap import Computing, measure_overlap
 from commbench.engine.records import Overlap, Record
+from commbench.engine.session import Session
 from commbench.engine.timing.loops import Call, Progress, Repetitions
 from commbench.stats.budgets import BUDGETS
 

@@ -9,7 +9,8 @@ from reporting import leave
 
 from commbench.backends import connect_control, open_backend
 from commbench.collectives.cases import Sweep
-from commbench.engine.measure import Session, measure
+from commbench.engine.measure import measure
+from commbench.engine.session import Session
 from commbench.engine.timing.loops import Progress
 from commbench.stats.budgets import BUDGETS
 

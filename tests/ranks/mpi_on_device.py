@@ -13,7 +13,8 @@ from commbench.backends import connect_control
 from commbench.collectives.cases import Sweep
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
-from commbench.engine.measure import Session, measure
+from commbench.engine.measure import measure
+from commbench.engine.session import Session
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError
 from commbench.stats.budgets import BUDGETS

@@ -14,7 +14,8 @@ from reporting import leave
 from commbench.backends import connect_control
 from commbench.backends.torch_nccl import TorchNcclCommunicator
 from commbench.collectives.cases import Case
-from commbench.engine.measure import Session, measure
+from commbench.engine.measure import measure
+from commbench.engine.session import Session
 from commbench.engine.timing.loops import Progress
 from commbench.stats.budgets import BUDGETS, Budget
 

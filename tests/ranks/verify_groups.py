@@ -13,7 +13,8 @@ from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.communicator import Communicator, HostBuffer
 from commbench.engine.control import Control, gather_everywhere
-from commbench.engine.measure import Session, measure
+from commbench.engine.measure import measure
+from commbench.engine.session import Session
 from commbench.engine.setup import Prepared
 from commbench.engine.timing.loops import Call, Progress
 from commbench.engine.timing.sync import SyncPlan

@@ -16,8 +16,9 @@ from commbench.collectives.composed import COMPOSED, MATRIX
 from commbench.collectives.operations import REDOPS
 from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control
-from commbench.engine.measure import Session, measure
+from commbench.engine.measure import measure
 from commbench.engine.records import Record
+from commbench.engine.session import Session
 from commbench.engine.setup import prepare
 from commbench.engine.timing.loops import Progress
 from commbench.engine.visits import settings_after

@@ -7,6 +7,7 @@ import pytest
 from effort import repetitions
 
 from commbench.stats import Floats, student_interval
+from commbench.stats.budgets import BUDGETS
 from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS, Components, components_of, plan_visits
 
 LAUNCHES, VISITS = 6, 8
@@ -75,9 +76,9 @@ def test_components_need_several_of_their_level() -> None:
 
 
 def plan_of(components: Components, **changes: float) -> tuple[int, int]:
-    """Return visits and repetitions for a slice of 0.1 s."""
-    costs = {"visit_s": 0.002, "repetition_s": 0.0002, "slice_s": 0.1, "relative_half_width": 0.05, **changes}
-    plan = plan_visits(components, **costs, most_visits=24, most_repetitions=500)
+    """Return visits and repetitions within 0.1 s, the share of the quick budget."""
+    costs = {"visit_s": 0.002, "repetition_s": 0.0002, **changes}
+    plan = plan_visits(components, BUDGETS["quick"], **costs, most_repetitions=500)
     return plan.visits, plan.repetitions
 
 
