@@ -56,8 +56,8 @@ A run is one directory, schema {SCHEMA}:
 | `run.json` | schema, command line, seed, conditions of every host, `status` of the run, and `launches`: how each \
 ended, with the `stage` it belongs to (`collectives`, `sweep`, `confirm`; \
 of tuning `network`, `calibrate`, `round 1` and so on, `confirm`; `live`, see below) |
-| `samples.jsonl` | one line per case per launch, appended and synced after every case: the source of truth; its \
-`kind` is `collective` or `training`, see below |
+| `samples.jsonl` | one line per visit of a case in a launch, appended and synced after every visit: the source of \
+truth; its `kind` is `collective` or `training`, see below |
 | `collectives.csv` | one line per collective case, summarised over launches; made from the two files above, like all \
 that follow |
 | `overlap.csv` | one line per non-blocking collective, if the run has any |

@@ -28,11 +28,9 @@ from commbench.engine.setup import Checked, Prepared, prepare, sets_needed
 from commbench.engine.stopping import Sampler
 from commbench.engine.timing.clocks import is_close
 from commbench.engine.timing.loops import Timer
-from commbench.engine.visits import extended
+from commbench.engine.visits import are_many_late, extended
 from commbench.errors import Reason, UnsupportedError
 
-#: Above this share of late starts a row is flagged.
-FLAGGED_LATE = 0.2
 #: Pairs that the reason of a wrong matrix names.
 NAMED_PAIRS = 3
 #: Probed operations, of which the shortest gives an operation's length, and their share of a case's time slice.
@@ -138,7 +136,7 @@ class Measurement:
             samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
             after = session.read_clock(communicator)
             overlap = _overlap(prepared, communicator, timer, session)
-        if session.meter.covers(self.case.backend) and (session.budget.energy_s or settled.visits > 1):
+        if session.budget.energy_s and session.meter.covers(self.case.backend):
             lasting_s = max(session.budget.energy_s, session.meter.least_s)
             at_once = replace(sampler, timer=session.timer(replace(self.case, sync="none"), communicator))
             _, repetition_J = session.with_energy(lambda: at_once.repeat_for(lasting_s, calls.batch))  # noqa: N806 - a unit
@@ -285,7 +283,7 @@ def _conclude_matrix(record: Record, session: Session, counted: int) -> Record:
     times_us = [pair.time_us for pair in record.pairs]
     conditions = {
         "oversubscribed": session.oversubscribed,
-        "late": late > FLAGGED_LATE * (late + counted),
+        "late": are_many_late(late, counted),
         "clock": _is_clock_uncertain(record, times_us, session),
     }
     return replace(record, times_us=times_us, flags=raised_flags(conditions))
@@ -434,7 +432,7 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
     conditions = {
         "oversubscribed": session.oversubscribed,
         "unverified": record.wrong is None,
-        "late": samples.late > FLAGGED_LATE * (samples.late + samples.valid),
+        "late": are_many_late(samples.late, samples.valid),
         "clock": _is_clock_uncertain(record, samples.slowest_us(per), session),
         "throttled": bool(record.clocks and record.clocks.slowed_by),
     }

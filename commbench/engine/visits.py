@@ -18,16 +18,18 @@ from commbench.engine.flags import raised_flags
 from commbench.engine.records import Clocks, FixedSettings, GroupTimes, Record
 from commbench.stats import StoppingRule, Values, is_bimodal
 from commbench.stats.budgets import Budget
-from commbench.stats.components import FEWEST_VISITS, components_of, plan_visits
+from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS, components_of, plan_visits
 
 #: The most visits while components of variance are unknown.
 PILOT_VISITS = 8
 #: Duration of the repetitions of such a visit.
 PILOT_S = 0.002
-#: Fewest repetitions of a visit, and discarded ones before it: at most so many, at most for so long, at least one.
-FEWEST_REPETITIONS, MOST_WARMUPS, WARMUP_S = 2, 20, 0.001
-#: From this number of visits on they alone give the interval of a launch.
-MANY_VISITS = FEWEST_VISITS
+#: Discarded repetitions before a later visit: at least one, at most this number, at most for this time in seconds.
+MOST_WARMUPS, WARMUP_S = 20, 0.001
+#: Above this share of late starts a record is flagged.
+FLAGGED_LATE = 0.2
+#: Flags that are determined again when a visit is added.
+_JUDGED = frozenset({"bimodal", "unsteady", "late"})
 
 #: Fields with a value for each repetition, and with one for each rank.
 _LISTS, _MEDIANS = ("times_us", "rank_mean_us", "skew_us"), ("rank_median_us", "rank_arrival_us")
@@ -64,8 +66,8 @@ def visit_rule(rule: StoppingRule, settings: FixedSettings) -> StoppingRule:
 
 def rounds_of_launch(settings: Sequence[FixedSettings | None], budget: Budget) -> int:
     """Return the rounds of a launch: the most visits of any case."""
-    fixed = [known.visits if known and known.visits else min(PILOT_VISITS, budget.visits) for known in settings]
-    return max(1, *fixed)
+    pilot = min(PILOT_VISITS, budget.visits)
+    return max(1, *(fixed.visits if fixed and fixed.visits else pilot for fixed in settings))
 
 
 def is_due(visit: int, visits: int, number: int, rounds: int) -> bool:
@@ -97,9 +99,9 @@ def settings_after(record: Record, budget: Budget) -> FixedSettings | None:
     return replace(settings, visits=plan.visits, repetitions=plan.repetitions)
 
 
-def visit_times(record: Record, times: Values | None = None) -> list[Values]:
-    """Return the repetitions of each visit, of ``times`` if given, else of the record's own."""
-    values = record.times_us if times is None else times
+def visit_times(record: Record) -> list[Values]:
+    """Return the times of each visit in microseconds, of shape (repetitions,); a visit without any is left out."""
+    values = record.times_us
     if not len(values) or not len(record.visit_lengths):
         return [values] if len(values) else []
     ends = list(accumulate(record.visit_lengths))
@@ -115,32 +117,37 @@ def extended(record: Record, visit: Record) -> Record:
     """Return the record of a launch with one more visit; a visit without result takes the place of all before it."""
     if visit.status != "ok" or record.status != "ok":
         return replace(visit, visit=0)
-    both = record, visit
-    together = _together(record, visit, _lengths(both))
-    timed = {"bimodal", "unsteady"}
-    flags = [flag for part in both for flag in part.flags if flag not in timed]
+    lengths = [len(record.times_us), len(visit.times_us)]
+    joined = _join_times(record, visit, lengths)
+    late = record.late_discarded + visit.late_discarded
+    judged = {"bimodal": is_bimodal(joined.times_us), "late": are_many_late(late, sum(lengths))}
+    kept = [flag for flag in (*record.flags, *visit.flags) if flag not in _JUDGED]
     seconds = {
         field: round(getattr(record, field) + getattr(visit, field), 6)
         for field in ("measuring_s", "other_s", "repeating_s", "revisiting_s")
     }
     return replace(
-        together,
+        joined,
         **seconds,
         visit=0,
         visit_lengths=[*record.visit_lengths, *visit.visit_lengths],
-        late_discarded=record.late_discarded + visit.late_discarded,
-        groups=tuple(_together(*pair, _lengths(both)) for pair in zip(record.groups, visit.groups, strict=True)),
-        clocks=_joined_clocks(record.clocks, visit.clocks),
-        flags=tuple(dict.fromkeys([*flags, *raised_flags({"bimodal": is_bimodal(together.times_us)})])),
+        late_discarded=late,
+        groups=tuple(_join_times(*pair, lengths) for pair in zip(record.groups, visit.groups, strict=True)),
+        clocks=_join_clocks(record.clocks, visit.clocks),
+        flags=tuple(dict.fromkeys([*kept, *raised_flags(judged)])),
     )
 
 
-def _lengths(records: Sequence[Record]) -> list[int]:
-    return [len(record.times_us) for record in records]
+def are_many_late(late: int, valid: int) -> bool:
+    """Return whether so many repetitions began late that the record is flagged."""
+    return late > FLAGGED_LATE * (late + valid)
 
 
-def _together(times: TimesT, more: TimesT, lengths: Sequence[int]) -> TimesT:
-    """Return the times of two stretches of the same ranks; medians by rank are averaged over repetitions."""
+def _join_times(times: TimesT, more: TimesT, lengths: Sequence[int]) -> TimesT:
+    """Return the times of two stretches of the same ranks; medians by rank are averaged over repetitions.
+
+    ``lengths``: the repetitions of each stretch.
+    """
     joined: dict[str, Any] = {name: [*getattr(times, name), *getattr(more, name)] for name in _LISTS}
     for medians in _MEDIANS:
         first, second = (np.asarray(getattr(part, medians), dtype=float) for part in (times, more))
@@ -150,7 +157,7 @@ def _together(times: TimesT, more: TimesT, lengths: Sequence[int]) -> TimesT:
     return replace(times, **joined)
 
 
-def _joined_clocks(first: Clocks | None, second: Clocks | None) -> Clocks | None:
+def _join_clocks(first: Clocks | None, second: Clocks | None) -> Clocks | None:
     if first is None or second is None:
         return first or second
     lows = [clocks.sm_low_MHz for clocks in (first, second) if clocks.sm_low_MHz is not None]

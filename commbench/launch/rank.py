@@ -172,21 +172,23 @@ class _Duty:
         rounds = rounds_of_launch(settings, budget)
         measurements: dict[int, Measurement] = {}
         order = list(range(len(self.plan.cases)))
-        for number in range(rounds):
-            for index in shuffled(order, self.plan.launch, number) if number else order:
+        for round_number in range(rounds):
+            for index in shuffled(order, self.plan.launch, round_number) if round_number else order:
                 case = self.plan.cases[index].case
                 assert isinstance(case, Case)  # noqa: S101 - what is trained comes with terms
-                made = measurements.get(index)
-                if made and not is_due(made.visits_made, made.settings.visits, number, rounds):
+                measurement = measurements.get(index)
+                if measurement and not is_due(
+                    measurement.visits_made, measurement.settings.visits, round_number, rounds
+                ):
                     continue
                 if self.is_out_of_time(time_slices(case, self.control.size) / rounds):
-                    return number > 0 and not self.control.broadcast_int(int(self.leave_off()))
-                if made is None:
-                    made = measurements[index] = Measurement(
+                    return round_number > 0 and not self.control.broadcast_int(int(self.leave_off()))
+                if measurement is None:
+                    measurement = measurements[index] = Measurement(
                         case, communicators[case.backend], session, launch=self.plan.launch, fixed=settings[index]
                     )
                 self._begin(index, case, number=next(self.numbers))
-                self._finish(made.visit(), share=1 / made.settings.visits)
+                self._finish(measurement.visit(), share=1 / measurement.settings.visits)
         return True
 
     def train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:

@@ -58,9 +58,11 @@ class Records(list[AnyRecord]):
         key = (record.case.key, record.launch)
         place = self._places.get(key)
         before = None if place is None else self[place]
-        if place is not None and isinstance(record, Record) and record.visit > 1 and isinstance(before, Record):
-            self[place] = extended(before, record)
-            return self[place]
+        if place is not None and isinstance(record, Record) and isinstance(before, Record):
+            has_failed_later = before.status == "ok" and record.status in {"failed", "hung"}
+            if record.visit > 1 or has_failed_later:  # a failed case is measured again on resume, all its visits
+                self[place] = extended(before, record)
+                return self[place]
         self._places[key] = len(self)
         self.append(record)
         return record

@@ -14,9 +14,9 @@ from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
 from commbench.engine.flags import add_flag, join_flags, raised_flags
 from commbench.engine.records import SCHEMA, GroupTimes, Overlap, OverlapRow, PairTable, Record, Row
-from commbench.engine.visits import MANY_VISITS, launch_value, visit_times
+from commbench.engine.visits import launch_value, visit_times
 from commbench.results.info import RunInfo, ranks_per_gpu, shares_gpu
-from commbench.stats.components import components_of
+from commbench.stats.components import FEWEST_VISITS, components_of
 from commbench.system.process import without_collector
 from commbench.units import algbw_GBps
 
@@ -176,12 +176,14 @@ def launch_medians(records: Iterable[Record], statuses: Sequence[str] = ("ok",))
 
 def variance_components(records: Iterable[Record]) -> dict[str, dict[str, float | None]]:
     """Return the components of variance by case, of cases measured in several visits per launch."""
-    found = {}
+    components = {}
     for key, of_case in records_by_case(records).items():
-        visits = [visit_times(record) for record in _timed(of_case, ("ok",))]
-        if visits and max(map(len, visits)) > 1:
-            found[key] = {name: value and round(value, 5) for name, value in vars(components_of(visits)).items()}
-    return found
+        launches = [visit_times(record) for record in _timed(of_case, ("ok",))]
+        if launches and max(map(len, launches)) > 1:
+            components[key] = {
+                level: value and round(value, 5) for level, value in vars(components_of(launches)).items()
+            }
+    return components
 
 
 def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
@@ -408,7 +410,7 @@ def _interval(timed: Sequence[Record]) -> stats.Interval | None:
     modes, so that their interval assumes no distribution.
     """
     visits = [visit_times(record) for record in timed]
-    has_visits = min(map(len, visits)) >= MANY_VISITS
+    has_visits = min(map(len, visits)) >= FEWEST_VISITS
     if len(timed) > 1:
         medians = launch_medians(timed, ("ok", "wrong"))
         return stats.student_interval(medians) if has_visits else stats.launch_interval(medians)

@@ -10,7 +10,6 @@ from faking import EXACT, FakeRun, fake_case
 from commbench.backends.fake import Script
 from commbench.engine.records import FixedSettings, Record
 from commbench.engine.visits import (
-    FEWEST_REPETITIONS,
     PILOT_VISITS,
     extended,
     is_due,
@@ -23,7 +22,7 @@ from commbench.engine.visits import (
 )
 from commbench.stats import StoppingRule
 from commbench.stats.budgets import BUDGETS
-from commbench.stats.components import FEWEST_VISITS
+from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS
 
 QUICK = BUDGETS["quick"]
 
@@ -44,7 +43,7 @@ def test_visits_are_spread_over_the_rounds(visits: int, rounds: int) -> None:
 def test_long_operations_are_visited_less_often() -> None:
     """Make all pilot visits of a short operation, fewer of a long one, and never more than the budget's."""
     assert PILOT_VISITS == pilot_visits(24, left_s=0.1, operation_s=1e-6)
-    assert 5 == pilot_visits(24, left_s=0.1, operation_s=0.0065)
+    assert 6 == pilot_visits(24, left_s=0.1, operation_s=0.004)
     assert FEWEST_VISITS == pilot_visits(24, left_s=0.1, operation_s=1.0)
     assert 1 == pilot_visits(1, left_s=0.1, operation_s=1e-6)
 
@@ -99,6 +98,13 @@ def test_visits_extend_the_record_of_their_launch() -> None:
     assert [3.0, 3.0] == record.rank_median_us
     assert ("oversubscribed",) == record.flags
     assert Record.from_json(record.to_json()) == record
+
+
+@pytest.mark.parametrize(("late", "is_flagged"), [(5, False), (30, True)])
+def test_late_starts_are_judged_over_all_visits(late: int, is_flagged: bool) -> None:
+    """Flag a launch by the share of late starts in all its visits, whatever one visit had."""
+    first = dataclasses.replace(visited([1.0]), late_discarded=late, flags=("late",))
+    assert is_flagged == ("late" in extended(first, dataclasses.replace(visited([1.0] * 40), visit=2)).flags)
 
 
 def test_a_launch_is_the_median_of_its_visits() -> None:

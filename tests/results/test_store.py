@@ -17,9 +17,11 @@ from commbench.engine.records import GroupTimes, Overlap, PairTimes, Record, col
 from commbench.errors import InputError, LaunchError
 from commbench.launch.tables import write_tables
 from commbench.results import Store, check_out, load_run
+from commbench.results.plan import RunRequest, missing_cases
 from commbench.results.recommendation import Choice, Recommendation
 from commbench.results.record_types import AnyRecord
 from commbench.results.tables import csv_text
+from commbench.stats.budgets import BUDGETS
 
 
 def make_run(path: Path, records: list[Record], **info: Any) -> Path:
@@ -113,6 +115,20 @@ def test_visits_of_a_launch_become_one_record(tmp_path: Path) -> None:
         store.append(make_record(launch=1, visit=1, times_us=[7.0], visit_lengths=[1]))
     assert [1.0, 2.0, 3.0] == list(load_run(path).records[0].times_us)
     assert [7.0] == load_run(path).records[-1].times_us
+
+
+def test_a_case_that_fails_after_some_visits_is_measured_again(tmp_path: Path) -> None:
+    """Hold the failure in place of the visits before it, so that the same command tries the whole case again."""
+    visits = [make_record(visit=visit, times_us=[float(visit)], visit_lengths=[1]) for visit in (1, 2)]
+    failure = make_record(status="failed", reason="A rank died.")
+    path = make_run(tmp_path / "mine", [*visits, failure])
+    request = RunRequest(cases=[failure.case], ranks=2, seed=1, budget=BUDGETS["quick"])
+    with Store.open(path, make_info()) as store:
+        assert ["failed"] == [record.status for record in store.records]
+        assert [failure.case] == missing_cases(request, store.records, 0)
+        store.append(visits[0])
+        assert not missing_cases(request, store.records, 0)
+    assert ["ok"] == [row.status for row in load_run(path).rows]
 
 
 def test_arrays_are_written_as_lists(tmp_path: Path) -> None:
