@@ -119,9 +119,9 @@ def session(fast_selection=None, **changes):
 def begin(index):
     writer.on(CaseStarted(index=index))
     return plan.cases[index].case
-def measured(index, **changes):
+def measured(index, share=1.0, **changes):
     made = {"times_us": [1.0, 2.0, 3.0], "warmups": 7, **changes}
-    writer.on(CaseFinished(record=Record(case=begin(index), launch=plan.launch, **made)))
+    writer.on(CaseFinished(record=Record(case=begin(index), launch=plan.launch, **made), share=share))
 def trained(index, **changes):
     made = {"step_ms": [5.0, 6.0, 7.0], "block_steps": 5, "block_lengths": [3], "discarded": 2, "measuring_s": 0.1}
     writer.on(CaseFinished(record=TrainingRecord(case=begin(index), launch=plan.launch, **made | changes)))

@@ -215,6 +215,8 @@ class _StageRun:
         how = f"without {without}" if without else f"after a failure between cases: {ending.reason}"
         if self._missing(number):
             self._warn(f"Launch {number + 1} goes on {how}.")
+        else:  # each case has a visit, or has failed
+            self._warn(f"Launch {number + 1} has fewer visits than planned: {ending.reason}.")
         return None
 
     def _out_of_time(self, launch: int) -> Ending:

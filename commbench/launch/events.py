@@ -13,6 +13,8 @@ from commbench.system.environment import Environment
 
 #: Name of a process's main thread.
 MAIN = "MainThread"
+#: More than the rounding error of a sum of shares, see `CaseFinished`.
+ROUNDING = 1e-6
 
 # --------------------------------------------------------------------------------------------------- from rank 0
 

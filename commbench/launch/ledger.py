@@ -14,6 +14,7 @@ from commbench.engine.records import Status
 from commbench.errors import Reason
 from commbench.launch.diagnosis import Ending
 from commbench.launch.events import (
+    ROUNDING,
     CaseFinished,
     CaseProgress,
     CaseStarted,
@@ -44,8 +45,6 @@ from commbench.results.record_types import AnyCase, AnyRecord, blank_record
 from commbench.results.summary import latest
 from commbench.units import counted
 
-#: More than the rounding error of a sum of shares.
-ROUNDING = 1e-6
 DONE_CODE, PARTIAL_CODE, WRONG_CODE, SIGNAL_CODE = 0, 3, 4, 128
 
 

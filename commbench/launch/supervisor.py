@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections import deque
+from collections import defaultdict, deque
 
 from commbench.collectives.backends import MPI_BACKENDS
 from commbench.errors import Reason
@@ -20,6 +20,7 @@ from commbench.launch.diagnosis import (
     hang_reason,
 )
 from commbench.launch.events import (
+    ROUNDING,
     CaseFinished,
     CasesEnded,
     CaseStarted,
@@ -78,7 +79,8 @@ class Supervisor:
         self._memory = MemoryKills()
         self._has_begun = self._finishing = False
         self._doomed_at: float | None = None
-        self._recorded: set[str] = set()
+        self._shares: defaultdict[str, float] = defaultdict(float)
+        """By case key, the share of its time slice whose visits have been reported."""
         self._all_cases_ended: bool | None = None
         self._current: int | None = None
         """Index of the case that has begun and not finished."""
@@ -197,7 +199,9 @@ class Supervisor:
 
     @property
     def _is_complete(self) -> bool:
-        return all(planned.case.key in self._recorded for planned in self._plan.cases)
+        """Whether the ranks have ended all cases, or have reported every visit of each."""
+        reported = (self._shares[planned.case.key] for planned in self._plan.cases)
+        return self._all_cases_ended is True or all(share > 1 - ROUNDING for share in reported)
 
     def _handle(self, output: Output) -> None:
         if output.source not in {"stdout", "stderr"}:
@@ -235,9 +239,9 @@ class Supervisor:
                 self._current, self._has_begun = index, True
                 # Gloo's threads sleep while they wait: their CPU time does not show which rank is idle.
                 self._watchdog.case(now, polls=self._plan.cases[index].case.backend in MPI_BACKENDS)
-            case CaseFinished(record=record):
+            case CaseFinished(record=record, share=share):
                 if self._current is not None and self._plan.cases[self._current].case.key == record.case.key:
                     self._current = None
-                self._recorded.add(record.case.key)
+                self._shares[record.case.key] += share
             case CasesEnded(is_complete=is_complete):
                 self._all_cases_ended = is_complete

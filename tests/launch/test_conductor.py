@@ -237,6 +237,33 @@ def test_ranks_that_stay_after_a_complete_launch_are_a_warning(tmp_path: Path) -
     ]
 
 
+VISITED = "session()\nfor i in range(len(plan.cases)): measured(i, share=0.5, visit=1, visit_lengths=[3])\n"
+
+
+def test_a_crash_in_a_later_visit_fails_the_case(tmp_path: Path) -> None:
+    """Name the rank and the case although each case has a visit; the next time measure that case again."""
+    crash = "begin(1)\nfail(1, 'ValueError', 'boom')\nsys.exit(1)"
+    code, info, _ = run(tmp_path, VISITED + crash, make_request(CASES, launches=1))
+    assert (3, "partial") == (code, info["status"])
+    assert "rank 1 on host n1 raised ValueError: boom, in case " in info["reason"]
+    assert 1 == [status for _, _, status in measured(tmp_path)].count("failed")
+    code, info, display = run(tmp_path, ALL, make_request(CASES, launches=1))
+    assert (0, "complete", 1) == (code, info["status"], len(display.records))
+
+
+def test_a_crash_between_later_visits_is_a_warning(tmp_path: Path) -> None:
+    """Keep the visits before it, and say that the launch has fewer than planned."""
+    code, info, display = run(tmp_path, VISITED + "sys.exit(1)", make_request(CASES, launches=1))
+    assert (0, ["failed"]) == (code, [launch["status"] for launch in info["launches"]])
+    assert ["Launch 1 has fewer visits than planned"] == [text.partition(":")[0] for text in display.warnings]
+
+
+def test_a_time_limit_may_leave_out_later_visits(tmp_path: Path) -> None:
+    """Take a launch for complete if its ranks say so although visits are missing."""
+    code, info, display = run(tmp_path, VISITED + "end(is_complete=True)\n", make_request(CASES, launches=1))
+    assert (0, "complete", []) == (code, info["status"], display.warnings)
+
+
 def test_what_ranks_refuse_is_bad_input(tmp_path: Path) -> None:
     """Raise the rank's sentence."""
     refuse = "fail(0, '', 'Install numba.', is_bad_input=True); sys.exit(1)"
