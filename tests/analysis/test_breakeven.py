@@ -1,4 +1,4 @@
-"""Tests of where top-k breaks even: byte and time crossovers, the map, and agreement with measurements."""
+"""Tests of the density at which top-k breaks even: byte and time crossovers, ranks and bandwidths, measured wins."""
 
 import dataclasses
 from typing import Any
@@ -24,21 +24,21 @@ FREE = Hop(alpha_us=0.0, beta_us_per_byte=8e-3)
 def crossover_density(
     p: ArrayLike, n: ArrayLike, hop: Hop, *, select_us: float = 0.0, zero_us: float = 0.0, add_us: float = 0.0
 ) -> NDArray[np.float64]:
-    """Return where a ring all_gather of top-k takes as long as a ring all_reduce, as docs/predicting.md has it."""
+    """Return the density at which top-k by all_gather takes as long as a ring all_reduce (docs/predicting.md)."""
     p, n = np.asarray(p, dtype=float), np.asarray(n, dtype=float)
     saved = (p - 1) * hop.alpha_us + 8 * n * (p - 1) / p * hop.beta_us_per_byte - select_us - zero_us
     return np.asarray(saved / (8 * n * (p - 1) * hop.beta_us_per_byte + p * n * add_us))
 
 
 def test_bytes_cross_at_one_over_p() -> None:
-    """Where only bytes count, and the formula says so too."""
+    """Set the byte crossover to 1/p; without latency and local work the time crossover is the same."""
     ranks = np.array([2, 4, 8, 16, 64])
     assert crossover_density(ranks, MIB, FREE) == pytest.approx(1 / ranks)
     assert BreakEven(world_size=8, dense_ms=1.0, density=None).byte_density == 1 / 8
 
 
 def test_times_cross_at_the_density_of_the_formula() -> None:
-    """Compare the all_gather of k entries per rank plus local work with the all_reduce."""
+    """Dense all_reduce and top-k take equally long at the density of the closed form."""
     hop, n, p = Hop(alpha_us=50.0, beta_us_per_byte=8e-3), 4.0 * MIB, 8
     local = {"select_us": 7000.0, "zero_us": 500.0, "add_us": 2e-3}
     density = float(crossover_density(p, n, hop, **local))
@@ -51,19 +51,19 @@ def test_times_cross_at_the_density_of_the_formula() -> None:
 
 
 def test_the_break_even_is_where_both_take_as_long() -> None:
-    """A little below it top-k is faster, a little above slower; on a slow link it lies near the byte crossover."""
+    """Predict top-k to be faster 10 % below the break-even density and slower 10 % above it."""
     model, network = calibrated()
-    there = model_on_network(model, network.at("gloo", 8))
-    found = break_even(there, CAPS)
-    assert found.density is not None
+    larger_model = model_on_network(model, network.at("gloo", 8))
+    crossover = break_even(larger_model, CAPS)
+    assert crossover.density is not None
     for factor, is_faster in ((0.9, True), (1.1, False)):
-        sparse, name = model_with_density(there, factor * found.density)
-        assert is_faster == (best_buckets(sparse, name, CAPS).step_ms < found.dense_ms)
-    assert 0.3 * found.byte_density < found.density < 2 * found.byte_density
+        sparse, name = model_with_density(larger_model, factor * crossover.density)
+        assert is_faster == (best_buckets(sparse, name, CAPS).step_ms < crossover.dense_ms)
+    assert 0.3 * crossover.byte_density < crossover.density < 2 * crossover.byte_density
 
 
 def test_the_map_falls_with_ranks_and_bandwidth() -> None:
-    """More ranks and faster links leave top-k less room, until it never pays."""
+    """Lower the break-even density with more ranks and faster links, down to none."""
     model, network = calibrated()
     densities = {
         (ranks, gbit): break_even(model_on_network(model, network.at("gloo", ranks, rate_bps=1e9 * gbit)), CAPS).density
@@ -79,7 +79,7 @@ def test_the_map_falls_with_ranks_and_bandwidth() -> None:
 
 
 def test_it_may_always_pay() -> None:
-    """Where sending whole gradients is made dear, top-k wins at any density."""
+    """Predict that top-k always pays if encoding whole gradients is expensive."""
     model, network = calibrated()
     cost = dataclasses.replace(model.hooks["none"], encode_ms=1e5)
     dear = dataclasses.replace(model, hooks={**model.hooks, "none": cost})
@@ -87,7 +87,7 @@ def test_it_may_always_pay() -> None:
 
 
 def row(hook: str, step_ms: float, *, off: float = 0.01, cap: str = "default", ranks: int = 4) -> TrainingRow:
-    """Return a row of ``ddp.csv`` whose interval reaches so far."""
+    """Return a row of ``ddp.csv`` whose interval extends by the share ``off`` to both sides."""
     case = dataclasses.asdict(make_training_case(hook, cap, world_size=ranks))
     del case["phase"]
     fields: dict[str, Any] = case | {"step_ms": step_ms}
@@ -95,7 +95,7 @@ def row(hook: str, step_ms: float, *, off: float = 0.01, cap: str = "default", r
 
 
 def test_measured_wins_and_losses_agree_or_not() -> None:
-    """A win below the break-even and a loss above it agree; overlapping intervals show nothing."""
+    """A win below the break-even or a loss above it agrees; overlapping intervals decide nothing."""
     rows = [
         row("none", 100.0),
         row("none", 110.0, cap="5"),
@@ -119,7 +119,7 @@ def test_measured_wins_and_losses_agree_or_not() -> None:
 
 @pytest.mark.parametrize(("bounds", "won"), [((1.1, 1.3), True), ((0.7, 0.9), False), ((0.9, 1.2), None)])
 def test_launches_are_paired_against_the_default(bounds: tuple[float, float], won: bool | None) -> None:
-    """Go by the speedup's own interval where it is over the best dense setting, however far launches differ."""
+    """Judge a win by the interval of the speedup if the default setting is the best dense one."""
     sparse = dataclasses.replace(row("topk:0.01", 99.0, off=0.5), speedup_ci_low=bounds[0], speedup_ci_high=bounds[1])
     (point,) = compare_with_measured(
         BreakEven(world_size=4, dense_ms=100.0, density=0.03), [row("none", 100.0, off=0.5), sparse]
@@ -132,14 +132,14 @@ def test_launches_are_paired_against_the_default(bounds: tuple[float, float], wo
 
 
 def test_one_launch_shows_nothing() -> None:
-    """Without intervals neither side has won."""
+    """Report neither win nor loss without intervals."""
     rows = [dataclasses.replace(each, step_ms_ci_low=None) for each in (row("none", 100.0), row("topk:0.01", 50.0))]
     (point,) = compare_with_measured(BreakEven(world_size=4, dense_ms=100.0, density=0.03), rows)
     assert (point.has_won, point.agrees) == (None, None)
 
 
 def test_networks_that_lack_an_operation_are_named() -> None:
-    """Top-k gathers: without a curve of all_gather one sentence says what to measure."""
+    """Name the missing measurement if a network has no all_gather curve for top-k."""
     reduced = growing((2, 4), algorithms={"all_reduce": "ring"})
     model, _ = calibrated()
     with pytest.raises(InputError, match="Nothing is known of gloo all_gather"):

@@ -1,4 +1,4 @@
-"""Bucket sizes worth a thought, and the best list against every way to cut a small model."""
+"""Tests of bucket sizes: which candidates are measured, and the best list against all ways to cut a small model."""
 
 import dataclasses
 import itertools
@@ -23,19 +23,19 @@ CASE = make_training_case()
 
 
 def layout_of(cap: str, facts: WorkloadFacts) -> tuple[tuple[int, ...], ...]:
-    """Return the buckets that DDP makes."""
+    """Return the parameters of each bucket that DDP makes."""
     return case_layout(dataclasses.replace(CASE, bucket_cap_mb=cap), facts)
 
 
 def all_cuts(parameters: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield the ends of buckets for every way to cut so many parameters into at most ``most`` buckets."""
+    """Yield the end indices of buckets for every way to cut the parameters into at most ``most`` buckets."""
     for count in range(most):
         for inner in itertools.combinations(range(1, parameters), count):
             yield (*inner, parameters)
 
 
 def end_of(model: StepModel, cuts: Sequence[int]) -> float:
-    """Return when the backward pass with these buckets is over, if communication costs computing nothing."""
+    """Return when the backward pass with these buckets ends if communication does not slow computation."""
     order = model.facts.ready_order
     work = [model.bucket_of(CASE, order[start:end]) for start, end in itertools.pairwise([0, *cuts])]
     return overlapped(work, model.backward_ms, servers=1).end_ms
@@ -56,12 +56,12 @@ def end_of(model: StepModel, cuts: Sequence[int]) -> float:
 def test_no_cut_of_a_small_model_is_better(
     sizes: list[float], gaps: list[float], network: LinearNetwork, encode_ms: float, most: int
 ) -> None:
-    """Find by dynamic programming what trying every cut finds, with one server, whatever is ready when."""
+    """Find by dynamic programming the minimum over all cuts, with one server and any ready times."""
     ready_ms = list(itertools.accumulate(gaps[: len(sizes)]))
     facts = make_facts(sizes, ready_ms=ready_ms, backward_ms=max(1.0, ready_ms[-1]))
     model = make_step_model(facts, network, hooks={"none": HookCost(encode_ms=encode_ms)})
-    found = min(end_of(model, cuts) for cuts in best_cuts(model, CASE, most=most))
-    assert found == pytest.approx(min(end_of(model, cuts) for cuts in all_cuts(len(sizes), most)), rel=1e-3)
+    shortest_ms = min(end_of(model, cuts) for cuts in best_cuts(model, CASE, most=most))
+    assert shortest_ms == pytest.approx(min(end_of(model, cuts) for cuts in all_cuts(len(sizes), most)), rel=1e-3)
 
 
 #: Gradients come in bursts of 3, 6 and 4 MiB: a list that fits them beats any single size.
@@ -74,7 +74,7 @@ def make_bursts(servers: int = 1) -> StepModel:
 
 
 def test_the_best_list_makes_the_buckets_that_it_was_found_for() -> None:
-    """Write a list that DDP's rule turns into a bucket for each burst, and that beats every single size by 3 %."""
+    """Return a list that makes one bucket per burst and beats every single size by 3 %."""
     model = make_bursts()
     text = best_list(model, CASE, most=4)
     assert text is not None
@@ -111,7 +111,7 @@ BIASED = make_facts(
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("alpha_us", [0, 5000])
 def test_lists_are_short_and_round_and_their_buckets_no_crumbs(servers: int, alpha_us: int) -> None:
-    """Write at most 4 sizes of at most 3 digits, none for a bias alone, though starting costs nothing."""
+    """Return at most 4 sizes of at most 3 digits and no bucket of a bias alone, also at zero latency."""
     model = make_step_model(BIASED, LinearNetwork(alpha_us=alpha_us, beta_us_per_byte=8e-3, servers=servers))
     order = BIASED.ready_order
     for ends in best_cuts(model, CASE, most=8, smallest_mb=0.25):
@@ -127,7 +127,7 @@ def test_lists_are_short_and_round_and_their_buckets_no_crumbs(servers: int, alp
 
 
 def test_the_shortest_of_equal_lists_is_taken() -> None:
-    """Take no third size for a gain below the resolution."""
+    """Add no third size for a gain below the resolution."""
     facts = make_facts([3.0, 6.0, 0.5, 0.5], ready_ms=[10, 50, 99.9, 100], backward_ms=100)
     model = make_step_model(facts, LinearNetwork(alpha_us=10, beta_us_per_byte=5e-3))
     best = min(predicted(model, CASE, cap) for cap in ("2+5+0.4+0.4", "2+5+0.4", "2+5"))
@@ -137,7 +137,7 @@ def test_the_shortest_of_equal_lists_is_taken() -> None:
 
 
 def test_a_model_of_several_types_gets_no_list() -> None:
-    """Return nothing where DDP counts through the list for each type on its own."""
+    """Return None for mixed data types, because DDP applies the list to each type separately."""
     facts = make_bursts().facts
     mixed = dataclasses.replace(facts.parameters[0], dtype="bfloat16", itemsize=2)
     model = dataclasses.replace(
@@ -149,7 +149,7 @@ def test_a_model_of_several_types_gets_no_list() -> None:
 @pytest.mark.parametrize("hook", ["none", "powersgd:2", "topk:0.01:scope=parameter"])
 @pytest.mark.parametrize("trace", ["resnet50", pytest.param("many-tiny", marks=pytest.mark.slow)])
 def test_real_models_get_sensible_lists(trace: str, hook: str) -> None:
-    """Predict for the list found, if any, a step that is shorter than with any single size; whatever the hook sends."""
+    """Return a list only if its predicted step is 3 % shorter than with any single size, for every hook."""
     facts = facts_of(trace)
     case = make_training_case(hook)
     model = make_step_model(
@@ -163,29 +163,29 @@ def test_real_models_get_sensible_lists(trace: str, hook: str) -> None:
 
 
 def predicted(model: StepModel, case: TrainingCase, cap: str) -> float:
-    """Return the predicted step."""
+    """Return the predicted step time in milliseconds."""
     return model.predict(dataclasses.replace(case, bucket_cap_mb=cap)).step_ms
 
 
 def facts_of(trace: str) -> WorkloadFacts:
-    """Return what is known of a recorded model."""
+    """Return the workload facts of a recorded model."""
     from commbench.ddp.plan.workload import ParameterFacts
     from commbench.ddp.traces import load_trace
 
-    known = load_trace(trace)
+    recorded = load_trace(trace)
     return WorkloadFacts(
         parameters=tuple(
             ParameterFacts(
                 name=p.name, numel=p.numel, itemsize=4, dtype=p.dtype, ready_ms=p.ready_ms, shape=tuple(p.shape)
             )
-            for p in known.parameters
+            for p in recorded.parameters
         ),
-        ready_order=known.ready_order,
+        ready_order=recorded.ready_order,
         buffer_bytes=0,
-        batch_size=known.batch,
-        forward_ms=known.forward_ms,
-        backward_ms=known.backward_ms,
-        optimizer_ms=known.optimizer_ms,
+        batch_size=recorded.batch,
+        forward_ms=recorded.forward_ms,
+        backward_ms=recorded.backward_ms,
+        optimizer_ms=recorded.optimizer_ms,
         metric="",
         target=None,
         steps=None,
@@ -195,7 +195,7 @@ def facts_of(trace: str) -> WorkloadFacts:
 @pytest.mark.parametrize("trace", ["resnet50", "many-tiny", "gpt2-small"])
 @pytest.mark.parametrize("most", [5, 12])
 def test_candidates_have_layouts_of_their_own(trace: str, most: int) -> None:
-    """Begin with the default, end with one bucket, and repeat no layout."""
+    """List the default first, one single bucket last, and no layout twice."""
     facts = facts_of(trace)
     caps = candidate_caps(facts, most=most)
     layouts = [layout_of(cap, facts) for cap in caps]
@@ -209,7 +209,7 @@ def test_candidates_have_layouts_of_their_own(trace: str, most: int) -> None:
 
 
 def test_a_small_model_has_few_candidates() -> None:
-    """Offer parts of a model of a third of a MiB, not sizes that all make one bucket."""
+    """Offer fractions of a small model's size, not sizes that all make one bucket."""
     facts = make_facts([0.1, 0.05, 0.05, 0.05, 0.05])
     caps = candidate_caps(facts)
     assert 2 <= len(caps) <= 6
@@ -217,6 +217,6 @@ def test_a_small_model_has_few_candidates() -> None:
 
 
 def test_equal_layouts_are_one() -> None:
-    """Keep the first of sizes that make the same buckets of tensors of 4 MiB."""
+    """Keep the first of the sizes that make the same buckets."""
     facts = make_facts([4.0] * 4)
     assert ["2", "5", "100"] == unique_layouts(["2", "4", "5", "8", "100", "200", "2+4"], facts)

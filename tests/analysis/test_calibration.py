@@ -1,4 +1,4 @@
-"""Sharing a core, fitted to steps of known sharing and to steps that tell nothing about it."""
+"""Tests of calibration: contention, slowdown and unexplained time are fitted to simulated steps."""
 
 import pytest
 from training_builders import make_bucket, make_training_case, make_training_record
@@ -23,7 +23,7 @@ def make_work(*ready_ms: float, comm_ms: float = 30.0) -> list[BucketWork]:
 
 
 def observe(work: list[BucketWork], truth: Sharing) -> Observation:
-    """Return a step of 50 ms beside a backward pass of 100 ms that goes as ``truth`` says."""
+    """Return a step simulated with the sharing ``truth``: 50 ms plus a backward pass of 100 ms."""
     timeline = overlapped(truth.slowed(work), 100, servers=2, contention=truth.contention)
     return Observation(
         work=work, backward_ms=100, servers=2, others_ms=50, step_ms=50 + timeline.end_ms + truth.unexplained_ms
@@ -31,50 +31,50 @@ def observe(work: list[BucketWork], truth: Sharing) -> Observation:
 
 
 def fit_one(observations: list[Observation]) -> Sharing:
-    """Return what steps of one hook alone tell."""
+    """Return the sharing fitted to steps of one hook."""
     return fit_sharing({"none": observations}).likely["none"]
 
 
 @pytest.mark.parametrize("truth", [Sharing(contention=0.2), Sharing(contention=0.8), Sharing(slowdown=1.25)])
 def test_simulated_contention_and_slowdown_are_recovered(truth: Sharing) -> None:
-    """Fit both parameters from three settings."""
+    """Recover contention and slowdown from three settings."""
     works = [make_work(10, 30, 60), make_work(95), make_work(5, 10, comm_ms=10)]
-    found = fit_one([observe(work, truth) for work in works])
-    assert found.contention == pytest.approx(truth.contention, abs=0.15)
-    assert found.slowdown == pytest.approx(truth.slowdown, rel=0.1)
+    sharing = fit_one([observe(work, truth) for work in works])
+    assert sharing.contention == pytest.approx(truth.contention, abs=0.15)
+    assert sharing.slowdown == pytest.approx(truth.slowdown, rel=0.1)
 
 
 def test_one_setting_is_fitted_exactly() -> None:
-    """Leave no error with a single step."""
+    """Fit a single step without error."""
     observation = observe(make_work(10, 40, 80), Sharing(contention=0.1, slowdown=1.4))
     assert observation.error(fit_one([observation])) == pytest.approx(0, abs=1e-9)
 
 
 def test_unexplained_time_is_added_to_every_step() -> None:
-    """Fit steps that are longer than sharing can explain."""
+    """Attribute the time that sharing cannot explain to unexplained time."""
     observation = observe(make_work(10, 40, 80, comm_ms=2), Sharing(unexplained_ms=70))
-    found = fit_one([observation])
-    assert observation.error(found) == pytest.approx(0, abs=1e-9)
-    assert 60 < found.unexplained_ms < 75
-    assert found.slowdown < 1.3
+    sharing = fit_one([observation])
+    assert observation.error(sharing) == pytest.approx(0, abs=1e-9)
+    assert 60 < sharing.unexplained_ms < 75
+    assert sharing.slowdown < 1.3
 
 
 def test_an_uninformative_step_keeps_the_prior() -> None:
     """Keep the prior contention if a single bucket is sent after the backward pass."""
-    found = fit_one([observe(make_work(100), Sharing(contention=0.0))])
-    assert found.contention == pytest.approx(USUAL_CONTENTION, abs=0.05)
-    assert found.slowdown == pytest.approx(1.0, abs=0.01)
+    sharing = fit_one([observe(make_work(100), Sharing(contention=0.0))])
+    assert sharing.contention == pytest.approx(USUAL_CONTENTION, abs=0.05)
+    assert sharing.slowdown == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize("unexplained_ms", [-30.0, 40.0])
 def test_a_hook_that_hardly_communicates_does_not_change_the_slowdown(unexplained_ms: float) -> None:
-    """Take the slowdown from the hook whose step is mostly communication."""
+    """Fit the slowdown to the hook whose step is mostly communication."""
     dense = [observe(make_work(10, 40, 80, comm_ms=comm_ms), Sharing(slowdown=1.2)) for comm_ms in (50, 150)]
     sparse = [observe(make_work(10, 40, 80, comm_ms=1), Sharing(slowdown=1.2, unexplained_ms=unexplained_ms))]
-    found = fit_sharing({"none": dense, "topk:0.01": sparse}).likely
-    assert found["none"].slowdown == found["topk:0.01"].slowdown == pytest.approx(1.2, rel=0.1)
-    assert found["none"].unexplained_ms == pytest.approx(0, abs=5)
-    assert found["topk:0.01"].unexplained_ms == pytest.approx(unexplained_ms, abs=3)
+    sharing_by_hook = fit_sharing({"none": dense, "topk:0.01": sparse}).likely
+    assert sharing_by_hook["none"].slowdown == sharing_by_hook["topk:0.01"].slowdown == pytest.approx(1.2, rel=0.1)
+    assert sharing_by_hook["none"].unexplained_ms == pytest.approx(0, abs=5)
+    assert sharing_by_hook["topk:0.01"].unexplained_ms == pytest.approx(unexplained_ms, abs=3)
 
 
 def test_the_interval_of_the_slowdown_is_wider_with_less_communication() -> None:
@@ -82,9 +82,9 @@ def test_the_interval_of_the_slowdown_is_wider_with_less_communication() -> None
     widths = []
     for comm_ms in (2.0, 300.0):
         observation = observe(make_work(60, 80, 95, comm_ms=comm_ms), Sharing())
-        found = fit_sharing({"none": [observation]})
-        least, most = found.least["none"], found.most["none"]
-        assert least.slowdown < found.likely["none"].slowdown < most.slowdown
+        calibration = fit_sharing({"none": [observation]})
+        least, most = calibration.least["none"], calibration.most["none"]
+        assert least.slowdown < calibration.likely["none"].slowdown < most.slowdown
         assert [0, 0] == pytest.approx([observation.error(least), observation.error(most)], abs=1e-9)
         widths.append(most.slowdown / least.slowdown)
     assert 1.3 < widths[0] < 2
@@ -92,17 +92,17 @@ def test_the_interval_of_the_slowdown_is_wider_with_less_communication() -> None
 
 
 def test_a_slowdown_on_the_border_may_be_none() -> None:
-    """Reach back to no slowdown where steps want more than is believed: then it is something else."""
-    found = fit_sharing(
+    """Extend the interval to no slowdown if the fit reaches the largest allowed slowdown."""
+    calibration = fit_sharing(
         {"none": [observe(make_work(10, 40, 80, comm_ms=comm_ms), Sharing(slowdown=4.0)) for comm_ms in (50, 100, 200)]}
     )
-    assert found.likely["none"].slowdown == pytest.approx(2.0, rel=0.05)
-    assert found.least["none"].slowdown <= 1
-    assert found.most["none"].slowdown == pytest.approx(2.0, rel=0.05)
+    assert calibration.likely["none"].slowdown == pytest.approx(2.0, rel=0.05)
+    assert calibration.least["none"].slowdown <= 1
+    assert calibration.most["none"].slowdown == pytest.approx(2.0, rel=0.05)
 
 
 def test_settings_are_medians_over_launches() -> None:
-    """Take medians of steps and parts over launches, and copying from the pass-through hook's division."""
+    """Use medians over launches of steps and parts, and the pass-through hook's division as copy time."""
     case = make_training_case()
     buckets = [make_bucket(1_000_000, compress_ms=0.1), make_bucket(3_000_000, compress_ms=0.3)]
     records = [

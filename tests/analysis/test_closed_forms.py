@@ -1,4 +1,4 @@
-"""Tests of the textbook times: against the formulas at powers of two, between them, and against known bounds."""
+"""Tests of closed forms: against published formulas at powers of two, other rank counts, and lower bounds."""
 
 import math
 
@@ -33,7 +33,7 @@ N = 1000.0
 
 @pytest.mark.parametrize("p", [2, 4, 8, 1024])
 def test_formulas_at_powers_of_two(p: int) -> None:
-    """Each is what its source says, term by term."""
+    """Return the time of the published formula at powers of two."""
     lg, share = math.log2(p), (p - 1) / p
     expected = {
         ring_all_reduce: 2 * (p - 1) * A + 2 * share * N * B + share * N * G,
@@ -55,7 +55,7 @@ def test_formulas_at_powers_of_two(p: int) -> None:
 
 
 def test_other_numbers_of_ranks_take_one_more_round() -> None:
-    """Beyond a power of two a doubling hands over before and after: with 5 ranks two rounds of 4, and two more."""
+    """Add one exchange before and one after the doubling if the rank count is no power of two."""
     assert float(recursive_doubling_all_reduce(5, N, HOP)) == pytest.approx(4 * (A + N * B) + 3 * N * G)
     extra = 2 * A + N * (2 * B + G)
     assert float(halving_doubling_all_reduce(5, N, HOP)) == pytest.approx(
@@ -66,7 +66,7 @@ def test_other_numbers_of_ranks_take_one_more_round() -> None:
 
 @pytest.mark.parametrize("operation", sorted(ALGORITHMS))
 def test_no_algorithm_beats_the_bounds(operation: str) -> None:
-    """None takes less than its rounds or than the bytes that must cross a link, and none gets faster with ranks."""
+    """Take at least log2 p latencies and the bandwidth bound, and no less time on more ranks."""
     ranks = np.array([2, 3, 4, 7, 8, 100, 10_000])
     for name, form in ALGORITHMS[operation].items():
         times = form(ranks, float(MIB), HOP)
@@ -79,14 +79,14 @@ def test_no_algorithm_beats_the_bounds(operation: str) -> None:
 
 
 def test_arrays_broadcast() -> None:
-    """Ranks along one axis and sizes along the other give a table."""
+    """Return a table for ranks along one axis and sizes along the other."""
     table = double_tree_all_reduce(np.array([[2], [4], [8]]), np.array([1e3, 1e6]), HOP)
     assert table.shape == (3, 2)
     assert table[2, 1] == pytest.approx(float(double_tree_all_reduce(8, 1e6, HOP)))
 
 
 def test_hierarchical_is_inner_and_outer() -> None:
-    """With one host only the inner rings count, with one rank a host only the outer."""
+    """Add the rings within hosts and the ring across hosts."""
     outer = Hop(alpha_us=100.0, beta_us_per_byte=1.0)
     assert float(hierarchical_all_reduce(4, N, HOP, outer, 4)) == pytest.approx(float(ring_all_reduce(4, N, HOP)))
     assert float(hierarchical_all_reduce(4, N, HOP, outer, 1)) == pytest.approx(float(ring_all_reduce(4, N, outer)))

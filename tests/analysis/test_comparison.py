@@ -25,12 +25,12 @@ SIZES = (8, KIB, 64 * KIB, 1024 * KIB)
 
 
 def make_run(records: list[Record], name: str = "a", **info: Any) -> Run:
-    """Return a run in memory."""
+    """Return a run held in memory."""
     return Run(path=Path("results") / name, info=make_info(run_id=name, **info), records=tuple(records))
 
 
 def sweep(seed: int, launches: int = 10, slower: dict[int, float] | None = None) -> list[Record]:
-    """Return launches of four sizes that differ by 1 %, some of them ``slower`` by a factor."""
+    """Return launches of four sizes that differ by 1 %; multiply times of sizes in ``slower`` by their factors."""
     generator = np.random.default_rng(seed)
     return [
         record
@@ -43,7 +43,7 @@ def sweep(seed: int, launches: int = 10, slower: dict[int, float] | None = None)
 
 
 def render(table: ComparisonTable, width: int = 120) -> str:
-    """Return the comparison as a log shows it."""
+    """Return the comparison as printed to a log."""
     stream = io.StringIO()
     Console(file=stream, width=width, force_terminal=False).print(render_comparison(table))
     return stream.getvalue()
@@ -55,7 +55,7 @@ def verdicts(table: ComparisonTable) -> dict[int, Verdict]:
 
 
 def test_slower_and_faster_cases_are_found() -> None:
-    """Judge B relative to A, case by case."""
+    """Judge each case of B relative to A."""
     table = compare(make_run(sweep(1)), make_run(sweep(2, slower={KIB: 1.3, 8: 0.7}), "b"))
     expected = {8: Verdict.FASTER, KIB: Verdict.SLOWER, 64 * KIB: Verdict.SAME, 1024 * KIB: Verdict.SAME}
     assert expected == verdicts(table)
@@ -66,7 +66,7 @@ def test_slower_and_faster_cases_are_found() -> None:
 
 
 def test_swapping_runs_inverts_the_ratio() -> None:
-    """Give times and ratio the right way round."""
+    """Swapping A and B swaps the times and inverts the ratio."""
     a, b = make_run(sweep(1)), make_run(sweep(2, slower={KIB: 1.3}), "b")
     (forth,) = [compared for compared in compare(a, b).cases if compared.case.message_bytes == KIB]
     (back,) = [compared for compared in compare(b, a).cases if compared.case.message_bytes == KIB]
@@ -76,7 +76,7 @@ def test_swapping_runs_inverts_the_ratio() -> None:
 
 
 def test_run_against_itself_has_no_regression() -> None:
-    """Call nothing slower where nothing changed."""
+    """Report no regression and no difference between a run and itself."""
     run = make_run(sweep(1))
     table = compare(run, run)
     assert ((), (), False) == (table.regressions, table.differences, table.is_forced)
@@ -84,7 +84,7 @@ def test_run_against_itself_has_no_regression() -> None:
 
 
 def test_cases_are_matched_by_key() -> None:
-    """Ignore no axis: cases that differ in the loop are different cases."""
+    """Compare only cases whose keys are equal in every field."""
     a = make_run(make_launches(STEADY, make_case()) + make_launches(STEADY, make_case(loop="native")))
     b = make_run(make_launches(STEADY, make_case()) + make_launches(STEADY, make_case(loop="python")), "b")
     table = compare(a, b)
@@ -93,7 +93,7 @@ def test_cases_are_matched_by_key() -> None:
 
 
 def test_case_that_only_one_run_could_measure_is_broken() -> None:
-    """List it apart, and count it as a regression only if B lost it."""
+    """List a case that only one run measured, and count it as a regression if B lost it."""
 
     def run(statuses: dict[Case, str], name: str) -> Run:
         return make_run([make_record(case, status=status) for case, status in statuses.items()], name)
@@ -111,7 +111,7 @@ def test_case_that_only_one_run_could_measure_is_broken() -> None:
 
 
 def test_only_ok_launches_count() -> None:
-    """Leave a launch that failed and was not the last out of the medians."""
+    """Exclude a failed launch from the medians."""
     a = make_run([make_record(launch=9, status="failed"), *make_launches(STEADY)])
     (compared,) = compare(a, make_run(make_launches(STEADY), "b")).cases
     assert (6, 6) == (compared.comparison.launches_a, compared.comparison.launches_b)
@@ -147,7 +147,7 @@ def test_harmless_differences_are_only_listed() -> None:
 
 
 def test_too_few_launches_for_any_detection_are_reported() -> None:
-    """Advise more launches if no change could be detected."""
+    """Advise more launches if no difference could be detected."""
     few = compare(make_run(sweep(1, launches=3)), make_run(sweep(2, launches=3, slower={KIB: 2.0}), "b"))
     assert {Verdict.INCONCLUSIVE, Verdict.SAME} >= set(verdicts(few).values())
     assert few.has_too_few_launches
@@ -158,7 +158,7 @@ def test_too_few_launches_for_any_detection_are_reported() -> None:
 
 
 def test_directories_are_read(tmp_path: Path) -> None:
-    """Take paths in place of runs."""
+    """Accept paths instead of runs, and refuse a path that does not exist."""
     for name in ("a", "b"):
         with Store.open(tmp_path / name, make_info()) as store:
             for record in sweep(1):
@@ -170,14 +170,14 @@ def test_directories_are_read(tmp_path: Path) -> None:
 
 
 def test_margin_is_honoured() -> None:
-    """Call a difference that does not matter the same."""
+    """Judge a difference below the margin as the same."""
     a, b = make_run(sweep(1)), make_run(sweep(2, slower=dict.fromkeys(SIZES, 1.1)), "b")
     assert {Verdict.SLOWER} == set(verdicts(compare(a, b)).values())
     assert {Verdict.SAME} == set(verdicts(compare(a, b, margin=0.15)).values())
 
 
 def test_text_has_a_line_a_case_and_a_summary() -> None:
-    """Show times, ratio with interval, verdict and detectable difference; then the counts."""
+    """Print ratio, interval, verdict and detectable difference per case, and the counts first."""
     table = compare(make_run(sweep(1)), make_run(sweep(2, slower={KIB: 1.3}), "b"))
     text = render(table)
     (line,) = [line for line in text.splitlines()[1:] if " 1 KiB " in line]
@@ -192,7 +192,7 @@ def test_text_has_a_line_a_case_and_a_summary() -> None:
 
 
 def test_cases_with_the_same_short_name_get_full_names() -> None:
-    """Add the fields that the short name omits."""
+    """Add the differing fields to cases that share a short name."""
     records = make_launches(STEADY, make_case(loop="native")) + make_launches(STEADY, make_case(loop="python"))
     text = " ".join(render(compare(make_run(records), make_run(records, "b")), width=200).split())
     assert "loop native, buffers hot)" in text
@@ -200,14 +200,14 @@ def test_cases_with_the_same_short_name_get_full_names() -> None:
 
 
 def test_text_fits_100_columns() -> None:
-    """Cut nothing in a log of 100 columns."""
+    """Truncate no cell in a log of 100 columns."""
     text = render(compare(make_run(sweep(1)), make_run(sweep(2), "b")), width=100)
     assert 100 >= max(map(len, text.splitlines()))
     assert "\u2026" not in text
 
 
 def test_runs_without_common_cases_are_compared_without_error() -> None:
-    """Compare nothing without failing."""
+    """List the unmatched cases of runs that have no case in common."""
     a = make_run([make_record(make_case(message_bytes=size)) for size in range(8, 8 + 40, 4)])
     text = " ".join(render(compare(a, make_run([make_record(make_case("barrier"))], "b"))).split())
     assert "0 of 0 cases slower" in text
@@ -216,7 +216,7 @@ def test_runs_without_common_cases_are_compared_without_error() -> None:
 
 
 def test_cases_timed_in_different_batches_get_no_verdict() -> None:
-    """Call a case undecided, and say why, where one run timed two operations together and the other one."""
+    """Judge a case as inconclusive if the runs timed it in different batch sizes."""
     single = make_launches([10.0 * factor for factor in (0.99, 1.0, 1.01, 0.995, 1.005, 1.0, 0.99, 1.01)])
     paired = make_launches([8.0 * factor for factor in (0.99, 1.0, 1.01, 0.995, 1.005, 1.0, 0.99, 1.01)], batch=2)
     table = compare(make_run(single), make_run(paired, "b"))
@@ -227,7 +227,7 @@ def test_cases_timed_in_different_batches_get_no_verdict() -> None:
 
 
 def timed_unlike(cases: int, **changes: Any) -> Run:
-    """Return a run of four sizes whose first ``cases`` were timed in another way."""
+    """Return a run of four sizes whose first ``cases`` records carry other timing fields."""
     sizes = SIZES[:cases]
     records = [replace(record, **changes) if record.case.message_bytes in sizes else record for record in sweep(2)]
     return make_run(records, "b")
@@ -245,7 +245,7 @@ def timed_unlike(cases: int, **changes: Any) -> Run:
     ],
 )
 def test_a_case_that_was_timed_differently_gets_no_verdict(changes: dict[str, Any], named: str) -> None:
-    """Judge the other cases; refuse if all cases differ, unless forced."""
+    """Give no verdict to a case timed differently; refuse the comparison if all cases are."""
     a = make_run(sweep(1))
     table = compare(a, timed_unlike(1, **changes))
     assert [Verdict.INCONCLUSIVE] + 3 * [Verdict.SAME] == list(verdicts(table).values())
@@ -259,7 +259,7 @@ def test_a_case_that_was_timed_differently_gets_no_verdict(changes: dict[str, An
 
 
 def test_imported_times_that_mean_different_things_are_not_compared() -> None:
-    """Refuse the mean over ranks against the slowest rank, of which both runs say nothing but in their records."""
+    """Refuse to compare the mean over ranks with the slowest rank of imported runs."""
     mean, slowest = (
         make_run([replace(record, stated=Stated(time=time), sync="", loop="") for record in sweep(1)], time)
         for time in ("mean over repetitions and ranks", "mean over repetitions of the slowest rank")
@@ -273,12 +273,12 @@ def test_imported_times_that_mean_different_things_are_not_compared() -> None:
 
 
 def shifted(name: str, seed: int, factor: float, **info: Any) -> Run:
-    """Return a run whose times are all ``factor`` times as long."""
+    """Return a run whose times are all multiplied by ``factor``."""
     return make_run(sweep(seed, slower=dict.fromkeys(SIZES, factor)), name, **info)
 
 
 def test_how_baselines_differ_enters_the_interval() -> None:
-    """Call a run that lies among its baselines not slower, though it is slower than one of them."""
+    """Call a run within the spread of its baselines inconclusive, though it is slower than one."""
     baselines = [shifted(f"a{k}", k, factor) for k, factor in enumerate((0.92, 0.96, 1.0, 1.04, 1.08))]
     b = shifted("b", 9, 1.05)
     assert {Verdict.SLOWER} == set(verdicts(compare(baselines[2], b)).values())
@@ -286,14 +286,14 @@ def test_how_baselines_differ_enters_the_interval() -> None:
     assert {Verdict.INCONCLUSIVE} == set(verdicts(table).values())
     assert "a quieter machine or more baselines help more" in " ".join(render(table).split())
     assert {(5, 50, 10)} == {
-        (one.baselines, one.comparison.launches_a, one.comparison.launches_b) for one in table.cases
+        (compared.baselines, compared.comparison.launches_a, compared.comparison.launches_b) for compared in table.cases
     }
     assert "A: results/a0" in render(table)
     assert {Verdict.SLOWER} == set(verdicts(compare(baselines, shifted("b", 9, 1.6))).values())
 
 
 def test_more_baselines_make_a_comparison_sharper() -> None:
-    """Find with five steady runs what two leave open, and never ask for launches instead."""
+    """Detect with five baselines a difference that two leave open."""
     baselines = [make_run(sweep(seed, launches=5), f"a{seed}") for seed in range(5)]
     b = make_run(sweep(9, launches=5, slower={KIB: 1.1}), "b")
     few, many = compare(baselines[:2], b), compare(baselines, b)
@@ -306,25 +306,25 @@ def test_more_baselines_make_a_comparison_sharper() -> None:
 
 
 def test_baselines_of_one_launch_each_are_compared() -> None:
-    """Take runs that an mpirun made each, or an imported file, in the CSV, the page and the table, too."""
+    """Compare baselines of one launch each, as mpirun runs and imported files are."""
     baselines = [make_run(sweep(seed, launches=1), f"a{seed}") for seed in range(6)]
     for more in ([], [make_run(sweep(8), "a8")]):
         table = compare([*baselines, *more], make_run(sweep(9, slower={KIB: 1.3}), "b"))
         assert [KIB] == [case.message_bytes for case in table.regressions if isinstance(case, Case)]
-        assert len(SIZES) == sum(one.comparison.interval is not None for one in table.cases)
+        assert len(SIZES) == sum(compared.comparison.interval is not None for compared in table.cases)
         assert "1 of 4 cases slower" in render(table)
     assert not compare(baselines[:2], make_run(sweep(9), "b")).has_too_few_launches
 
 
 def test_fewer_than_five_baselines_give_a_hint() -> None:
-    """Advise five baselines."""
+    """Warn that two baselines leave the variance between runs uncertain."""
     table = compare([shifted("a1", 1, 1.0), shifted("a2", 2, 1.03)], shifted("b", 3, 1.0))
     assert "2 baselines leave the variance between runs uncertain" in " ".join(render(table).split())
     assert "tell little" not in render(compare([shifted("a1", 1, 1.0)], shifted("b", 3, 1.0)))
 
 
 def test_baselines_under_different_conditions_are_refused() -> None:
-    """Name the condition, and list it once if forced."""
+    """Refuse baselines under different conditions, or list the condition once if forced."""
     a1, a2 = (shifted(f"a{nodes}", nodes, 1.0, nodes=nodes) for nodes in (1, 2))
     with pytest.raises(InputError, match=r"^The baselines were measured under different conditions \(nodes: 1, 2"):
         compare([a1, a2], shifted("b", 3, 1.0))
@@ -335,19 +335,19 @@ def test_baselines_under_different_conditions_are_refused() -> None:
 
 
 def test_a_baseline_may_lack_a_case() -> None:
-    """Compare with those that have it; a case that no baseline could measure was never there to lose."""
+    """Compare a case with the baselines that measured it; if none did, B cannot lose it."""
     case = make_case()
     failed = make_run([make_record(case, status="failed")], "a2")
     b = make_run(make_launches([1.001 * time for time in STEADY], case), "b")
     table = compare([make_run(make_launches(STEADY, case)), failed], b)
-    assert [1] == [one.baselines for one in table.cases]
+    assert [1] == [compared.baselines for compared in table.cases]
     lost = compare([make_run(make_launches(STEADY, case)), failed], replace(failed, path=Path("b")))
     assert (case,) == lost.regressions
     assert () == compare([failed, failed], replace(failed, path=Path("b"))).regressions
 
 
 def test_a_run_counts_once() -> None:
-    """Refuse a copy of a run among its baselines, and of the judged run; imported ones are known by their files."""
+    """Refuse a copy of a run; recognise an imported run by the hashes of its files."""
     a1, a2, b = make_run(sweep(1), "a1"), make_run(sweep(2), "a2"), make_run(sweep(3), "b")
     copy = replace(a1, path=Path("copy"))
     for runs, judged in (([a1, copy], b), ([a1, a2], copy)):
@@ -366,7 +366,7 @@ def test_a_run_counts_once() -> None:
 
 
 def test_cases_that_an_unfinished_run_did_not_reach_are_lost() -> None:
-    """Count cases of the same plan as lost, and list cases of another plan as missing."""
+    """Count unmeasured cases of the same plan as lost and those of another plan as missing."""
     a = make_run(sweep(1), plan={"cases_sha256": "x"}, status="complete")
     for plan, lost in (({"cases_sha256": "x"}, 2), ({"cases_sha256": "y"}, 0), ({}, 0)):
         b = make_run(sweep(2)[:20], "b", plan=plan, status="partial")
@@ -385,26 +385,26 @@ def test_cases_that_an_unfinished_run_did_not_reach_are_lost() -> None:
 
 
 def trained(name: str, step_ms: dict[str, float], **changes: Any) -> Run:
-    """Return a run of configurations by hook, with steps that take so long."""
+    """Return a training run with the given step time in milliseconds per hook."""
     records = [r for hook, ms in step_ms.items() for r in launches_of(ms, make_training_case(hook), **changes)]
     return Run(path=Path("results") / name, info=make_training_info(), records=(), training_records=tuple(records))
 
 
 def test_training_is_compared_by_configuration() -> None:
-    """Give steps the same verdicts, and nothing to a configuration that another was measured for."""
+    """Judge steps per configuration, and give ``local``, measured for reference, no verdict."""
     a = trained("a", {"none": 20.0, "fp16": 15.0, "local": 12.0})
     b = trained("b", {"none": 20.0, "fp16": 18.0, "local": 12.0})
     table = compare(a, b)
     assert [("none", 20_000.0, Verdict.SAME), ("fp16", 18_000.0, Verdict.SLOWER)] == [
-        (one.case.hook, pytest.approx(one.time_b_us, rel=1e-3), one.comparison.verdict)
-        for one in table.cases
-        if isinstance(one.case, TrainingCase)
+        (compared.case.hook, pytest.approx(compared.time_b_us, rel=1e-3), compared.comparison.verdict)
+        for compared in table.cases
+        if isinstance(compared.case, TrainingCase)
     ]
     assert "mlp fp16, default buckets, 2 ranks, batch 32" in render(table)
 
 
 def test_training_with_other_threads_is_refused() -> None:
-    """Computing takes most of a step."""
+    """Refuse to compare trainings with different numbers of threads per rank."""
     a, b = (trained(name, {"none": 20.0}, threads_per_rank=threads) for name, threads in (("a", 1), ("b", 2)))
     with pytest.raises(InputError, match="threads_per_rank: 1 vs 2"):
         compare(a, b)
@@ -414,12 +414,12 @@ def test_training_with_other_threads_is_refused() -> None:
 
 
 def test_the_table_has_the_words_of_the_csv() -> None:
-    """Call it near in both where a ratio lies near the margin."""
+    """Print the words of the CSV for a ratio near the margin and for noise."""
     assert ["near", "noisy"] == [further_of(Effort(forecast=forecast)) for forecast in ("near", "noisy")]
 
 
 def test_a_threshold_lets_small_regressions_pass() -> None:
-    """Count as a regression only what lies wholly beyond it, whatever the verdict."""
+    """Count as a regression only a case whose whole interval exceeds the threshold."""
     table = compare(make_run(sweep(1)), make_run(sweep(2, slower={8: 1.06, KIB: 1.3}), "b"))
     assert [8, KIB] == [case.message_bytes for case in table.regressions if isinstance(case, Case)]
     assert [KIB] == [case.message_bytes for case in table.regressions_beyond(0.1) if isinstance(case, Case)]
@@ -427,14 +427,14 @@ def test_a_threshold_lets_small_regressions_pass() -> None:
 
 
 def test_worst_first() -> None:
-    """Put the slower ones first, the slowest of them at the top, and faster ones last."""
+    """Sort slower cases first, the slowest at the top, and faster ones last."""
     table = compare(make_run(sweep(1)), make_run(sweep(2, slower={8: 0.8, KIB: 1.1, 64 * KIB: 1.3}), "b"))
     assert [8, KIB, 64 * KIB, 1024 * KIB] == list(verdicts(table))
     assert [64 * KIB, KIB, 1024 * KIB, 8] == list(verdicts(table.worst_first()))
 
 
 def test_launches_that_would_settle_a_case_are_named() -> None:
-    """Say how many more, and that as many settle it in most comparisons."""
+    """Report how many more launches decide a case; that many decide most repeated comparisons."""
     case = make_case()
     generator = np.random.default_rng(4)
 
@@ -444,10 +444,10 @@ def test_launches_that_would_settle_a_case_are_named() -> None:
 
     tables = [compare(run("a", 6), run("b", 6, 1.09)) for _ in range(60)]
     named = [
-        one.comparison.further
+        compared.comparison.further
         for table in tables
-        for one in table.cases
-        if one.comparison.further and one.comparison.further.forecast == "settles"
+        for compared in table.cases
+        if compared.comparison.further and compared.comparison.further.forecast == "settles"
     ]
     typical = int(np.median([effort.high or 34 for effort in named]))
     assert 2 < typical < 35

@@ -1,4 +1,4 @@
-"""Tests of what makes the conditions of two runs unlike, and which differences make comparing them unsound."""
+"""Tests of the conditions of two runs: which differences make a comparison unsound."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -18,15 +18,17 @@ HOST = {
 
 
 def info(host: Mapping[str, Any] | None = None, *, variables: Mapping[str, str] | None = None, **changes: Any) -> Any:
-    """Return what ``run.json`` holds of a run on one host."""
+    """Return the ``run.json`` of a run on one host."""
     environment = {"hosts": [HOST | dict(host or {})], "versions": {"torch": "2.13.0"}, "variables": variables or {}}
     return make_info(environment=environment, **changes)
 
 
 def names(a: Any, b: Any, *, carriers: Collection[str] = ("mpi",)) -> tuple[list[str], list[str]]:
-    """Return what makes a comparison unsound, and what should merely be known."""
-    found = differences([a], b, carriers=carriers)
-    return [each.name for each in found if each.reason], [each.name for each in found if not each.reason]
+    """Return the names of differences that make a comparison unsound, and of those that are only listed."""
+    all_differences = differences([a], b, carriers=carriers)
+    return [each.name for each in all_differences if each.reason], [
+        each.name for each in all_differences if not each.reason
+    ]
 
 
 @pytest.mark.parametrize(
@@ -51,15 +53,15 @@ def names(a: Any, b: Any, *, carriers: Collection[str] = ("mpi",)) -> tuple[list
     ],
 )
 def test_each_condition_is_unsound_or_only_listed(other: Any, unsound: list[str], known: list[str] | None) -> None:
-    """Separate conditions that could explain a difference of times from the others."""
-    found = names(info(), other)
-    assert unsound == found[0]
+    """Separate differences that could explain a difference of times from harmless ones."""
+    names_by_kind = names(info(), other)
+    assert unsound == names_by_kind[0]
     if known is not None:
-        assert known == found[1]
+        assert known == names_by_kind[1]
 
 
 def test_torch_counts_where_it_carries_the_training() -> None:
-    """Rows of collectives state their library themselves; those of training do not."""
+    """Treat another torch version as unsound for training and only list it for collectives."""
     other = info()
     other["environment"]["versions"] = {"torch": "2.14.0"}
     assert ([], ["torch"]) == names(info(), other)
@@ -78,39 +80,39 @@ def test_torch_counts_where_it_carries_the_training() -> None:
     ],
 )
 def test_a_setting_counts_for_whom_it_concerns(name: str, matters_to: set[str]) -> None:
-    """Do not refuse Gloo for a setting of MPI."""
+    """Apply an environment variable only to the backends that read it."""
     backends = ("mpi", "gloo", "nccl", "torch-nccl")
     other = info(variables={name: "1"})
     assert matters_to == {backend for backend in backends if names(info(), other, carriers={backend})[0]}
 
 
 def test_an_interface_counts_between_hosts() -> None:
-    """Where ranks are on several hosts its rate and frame size decide."""
+    """Treat another interface rate as unsound if the ranks are on several hosts."""
     other = info({"interfaces": [{"name": "eth0", "speed_Mbps": 1000, "mtu": 1500}]}, nodes=2)
     assert ["interface eth0"] == names(info(nodes=2), other)[0]
 
 
 def test_binding_counts() -> None:
-    """Ranks that may move between cores are not like ranks that may not."""
+    """Treat ranks bound to one core and ranks free to move as different conditions."""
     bound, free = (info(ranks=[{"rank": 0, "cpus": cpus}]) for cpus in ([0], [0, 1]))
-    (found,) = differences([bound], free, carriers={"mpi"})
-    assert "cpus_per_rank: 1 vs 2" == str(found)
+    (difference,) = differences([bound], free, carriers={"mpi"})
+    assert "cpus_per_rank: 1 vs 2" == str(difference)
 
 
 def test_emulation_counts() -> None:
-    """Another emulated rate is another network."""
+    """Treat another emulated rate as unsound."""
     slow, fast = info(), info()
     slow["environment"]["emulated"], fast["environment"]["emulated"] = {"rate": "900mbit"}, {"rate": "1gbit"}
     assert ["emulated"] == names(fast, slow)[0]
 
 
 def test_runs_that_state_nothing_do_not_differ() -> None:
-    """An imported run knows nothing of its hosts."""
+    """Report no difference for an imported run that states no hosts."""
     assert [] == differences([{"schema": 1}], info(git_commit="1"), carriers={"gloo", TRAINING})
 
 
 def test_baselines_are_compared_with_each_other() -> None:
-    """Name what they state, all of it, also what B does not state."""
+    """List all values that baselines state, also those that B does not state."""
     (between,) = differences([info(), info({"hostname": "n2"})], info(), carriers={"mpi"})
     assert ("hostname: n1, n2 vs n1", True) == (str(between), between.is_among_baselines)
     (among,) = differences([info(), info({"hostname": "n2"}), info()], {"schema": 1}, carriers={"mpi"})
@@ -121,5 +123,5 @@ def test_baselines_are_compared_with_each_other() -> None:
 
 
 def test_every_reason_is_a_clause() -> None:
-    """Let each fit behind "and" in the sentence that refuses."""
+    """Every reason is a clause that fits after "and" in the refusal."""
     assert all(reason and not reason.endswith(".") and reason[0].islower() for reason in UNSOUND.values())

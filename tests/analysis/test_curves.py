@@ -1,4 +1,4 @@
-"""Tests of curves: known ones are recovered, predictions are monotone, intervals cover, files are read."""
+"""Tests of curves: known ones are recovered, predictions are monotone, intervals cover, JSON is read back."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from commbench.stats import Floats
 
 
 def test_noise_is_smoothed() -> None:
-    """Predict at measured sizes better than a noisy measurement does, and almost as well as one without noise."""
+    """Predict times at measured sizes with less than 75 % of the error of the noisy measurements."""
     sized = np.array(POWERS, dtype=float)
     raw, smooth = [], []
     for seed in range(repetitions(20)):
@@ -42,7 +42,7 @@ def test_residuals_beyond_noise_are_kept() -> None:
 
 
 def test_measured_sizes_keep_their_times() -> None:
-    """Predict at each measured size what was measured there, where times rise."""
+    """Predict the measured time at each measured size of rising times."""
     curve = fit_curve(POWERS, launches_of(three, POWERS, noise=0.0))
     assert list(curve.times_us) == pytest.approx([curve.time_us(size) for size in POWERS])
 
@@ -58,7 +58,7 @@ def test_predictions_between_sizes_follow_the_law(law: Callable[[Floats], Floats
 
 
 def test_beyond_the_data_the_outer_lines_go_on() -> None:
-    """Continue the first and the last line without a jump, however far."""
+    """Extrapolate the first and the last line without a jump."""
     curve = fit_curve(POWERS, launches_of(three, POWERS, noise=0.0))
     for n in (1, 4, 32 * MIB, 2**40):
         assert curve.time_us(n) == pytest.approx(float(three(np.array(n))), rel=1e-6)
@@ -69,7 +69,7 @@ sorted_sizes = st.lists(st.integers(1, 2**36), min_size=2, max_size=12, unique=T
 
 
 def test_intervals_widen_beyond_the_sizes() -> None:
-    """Above the largest size with every doubling, below the smallest once; between them not."""
+    """Widen intervals with each doubling above the largest size and once below the smallest."""
     curve = fit_curve(
         [2**k for k in range(10, 16)], [[(50 + 0.01 * 2**k) * f for f in (0.99, 1, 1.01)] for k in range(10, 16)]
     )
@@ -77,7 +77,7 @@ def test_intervals_widen_beyond_the_sizes() -> None:
     assert [0.0, 0.0] == [curve.half_width_beyond_sizes(size) for size in (2**10, 2**15)]
     assert curve.half_width_beyond_sizes(2**19) == pytest.approx(2 * curve.half_width_beyond_sizes(2**16))
     assert curve.half_width_beyond_sizes(1) == curve.half_width_beyond_sizes(2**9)
-    widths = [found.high / found.low for size in (2**15, 2**17, 2**21) if (found := curve.interval_us(size))]
+    widths = [interval.high / interval.low for size in (2**15, 2**17, 2**21) if (interval := curve.interval_us(size))]
     assert sorted(set(widths)) == widths
     assert len(widths) == 3
     coarse = fit_curve([2**10, 2**15], [[60.0] * 2, [378.0] * 2])
@@ -87,15 +87,15 @@ def test_intervals_widen_beyond_the_sizes() -> None:
 @settings(max_examples=repetitions(100))
 @given(st.data())
 def test_a_longer_message_is_never_faster(data: st.DataObject) -> None:
-    """Predict times that are above 0, rise or stay, and have no jump at the ends, whatever was measured."""
+    """Predict positive, non-decreasing times without a jump at the ends for any measurements."""
     sizes = data.draw(sorted_sizes)
     # a step between sizes that are all but the same looks like a jump to arithmetic
     assume(all(larger > 1.0001 * smaller for smaller, larger in pairwise(sorted(sizes))))
     times = data.draw(st.lists(st.floats(0.01, 1e8), min_size=len(sizes), max_size=len(sizes)))
     curve = fit_curve(sizes, [[time] for time in times])
     ends = min(sizes), max(sizes)
-    asked = sorted({*sizes, *np.geomspace(ends[0] / 4, ends[1] * 4, 60).tolist()})
-    predicted = np.array([curve.time_us(n) for n in asked])
+    queried_sizes = sorted({*sizes, *np.geomspace(ends[0] / 4, ends[1] * 4, 60).tolist()})
+    predicted = np.array([curve.time_us(n) for n in queried_sizes])
     assert predicted.min() > 0
     assert (np.diff(predicted) >= -1e-9 * predicted[1:]).all()
     for end in ends:
@@ -107,12 +107,12 @@ def test_a_longer_message_is_never_faster(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("launches", [3, 6, 10])
 def test_intervals_cover_the_truth(launches: int) -> None:
-    """Cover the true time in about 95 % of draws: at a measured size, between two, and beyond all."""
-    sizes, asked = [KIB * 2**k for k in range(8)], [4 * KIB, 6 * KIB, MIB]
-    hits, runs = np.zeros(len(asked)), repetitions(100)
+    """Cover the true time in about 95 % of draws at, between and beyond measured sizes."""
+    sizes, queried_sizes = [KIB * 2**k for k in range(8)], [4 * KIB, 6 * KIB, MIB]
+    hits, runs = np.zeros(len(queried_sizes)), repetitions(100)
     for seed in range(runs):
         curve = fit_curve(sizes, launches_of(one, sizes, launches=launches, seed=seed))
-        for i, n in enumerate(asked):
+        for i, n in enumerate(queried_sizes):
             interval = curve.interval_us(n)
             assert interval is not None
             hits[i] += interval.low <= one(np.array(n)) <= interval.high
@@ -120,7 +120,7 @@ def test_intervals_cover_the_truth(launches: int) -> None:
 
 
 def test_intervals_know_that_launches_are_slow_as_a_whole() -> None:
-    """Give beyond the data an interval as wide as launches differ, for their differences do not average out."""
+    """Keep the variance between launches in an interval beyond the data."""
     slow = np.array([0.8, 0.9, 0.95, 1.05, 1.1, 1.2])
     curve = fit_curve(POWERS, (one(np.array(POWERS, dtype=float))[:, None] * slow).tolist())
     interval = curve.interval_us(64 * MIB)
@@ -129,7 +129,7 @@ def test_intervals_know_that_launches_are_slow_as_a_whole() -> None:
 
 
 def test_intervals_are_the_same_each_time() -> None:
-    """Give the same interval for the same data, and keep the prediction within it."""
+    """Return the same interval for the same data, with the prediction inside it."""
     curve = fit_curve(POWERS, launches_of(two, POWERS, launches=3))
     assert curve.interval_us(5000) == replace(curve).interval_us(5000)
     for n in (1, 8, 5000, 64 * MIB):
@@ -140,7 +140,7 @@ def test_intervals_are_the_same_each_time() -> None:
 
 @pytest.mark.parametrize("launches", [3, 6, 10])
 def test_intervals_of_start_up_and_rate_cover_the_truth(launches: int) -> None:
-    """Cover both numbers of a known line in about 95 % of draws, and hold those fitted."""
+    """Cover latency and rate of a line in about 95 % of draws, and contain the fitted values."""
     sizes, ends = [KIB * 2**k for k in range(8)], np.array([0.0, 1.0])
     truth = float(one(ends)[0]), float(np.diff(one(ends))[0])
     hits, drawn = np.zeros(2), 0
@@ -159,7 +159,7 @@ def test_intervals_of_start_up_and_rate_cover_the_truth(launches: int) -> None:
 
 
 def test_intervals_of_lines_are_written_and_unknown_for_one_launch() -> None:
-    """Write them beside the numbers for people, null where launches do not tell."""
+    """Write the intervals of latency and rate to JSON; write null for one launch."""
     several = fit_curve(POWERS, launches_of(two, POWERS, launches=4))
     for line, intervals in zip(several.to_json()["segments"], several.parameter_intervals, strict=True):
         for name, interval in zip(("alpha_us", "beta_us_per_byte"), intervals, strict=True):
@@ -185,7 +185,7 @@ def test_one_launch_has_no_interval() -> None:
 
 
 def test_launches_may_miss_sizes() -> None:
-    """Take the median of those there are, in any order of sizes, with None, NaN and rows of unequal length."""
+    """Take medians over the launches that measured a size, with None, NaN and rows of unequal length."""
     curve = fit_curve([4 * KIB, KIB, 2 * KIB], [[8.0, None, 8.2], [2.0], [4.0, math.nan, 4.2]])
     assert (KIB, 2 * KIB, 4 * KIB) == curve.sizes
     assert pytest.approx([2.0, 4.1, 8.1]) == list(curve.times_us)
@@ -193,14 +193,14 @@ def test_launches_may_miss_sizes() -> None:
 
 
 def test_times_of_zero_count_as_none() -> None:
-    """Leave out sizes whose time the clock did not see, and a size of 0."""
+    """Ignore size 0 and times of 0, which are below the resolution of the clock."""
     curve = fit_curve([0, KIB, 2 * KIB, 4 * KIB], [[1.0], [0.0, 0.0], [4.0, 0.0], [8.0, 8.0]])
     assert (2 * KIB, 4 * KIB) == curve.sizes
     assert pytest.approx([4.0, 8.0]) == list(curve.times_us)
 
 
 def test_equal_times_make_a_constant() -> None:
-    """Predict the same time everywhere."""
+    """Predict the same time at every size if all times are equal."""
     curve = fit_curve(POWERS, [[7.0, 7.0]] * len(POWERS))
     assert pytest.approx([7.0] * 4, rel=1e-12) == [curve.time_us(n) for n in (0, 8, 5000, 2**30)]
     assert pytest.approx(0.0, abs=1e-12) == curve.held_out_error
@@ -210,7 +210,7 @@ def test_equal_times_make_a_constant() -> None:
 
 
 def test_two_sizes_make_a_line() -> None:
-    """Draw the line through both, without an error, as none can be left out."""
+    """Fit a line to two sizes, without a held-out error."""
     curve = fit_curve([KIB, MIB], [[2.0], [1025.0]])
     (segment,) = curve.segments
     assert pytest.approx((1.0, 1 / KIB)) == (segment.alpha_us, segment.beta_us_per_byte)
@@ -228,7 +228,7 @@ def test_two_sizes_make_a_line() -> None:
     ],
 )
 def test_too_little_is_refused(sizes: list[int], launches: list[list[float]], words: str) -> None:
-    """Say what a curve needs."""
+    """Refuse data that are too few for a curve, and say what a curve needs."""
     with pytest.raises(InputError, match=words):
         fit_curve(sizes, launches)
 
@@ -237,7 +237,7 @@ def test_too_little_is_refused(sizes: list[int], launches: list[list[float]], wo
 
 
 def test_held_out_error_is_that_of_sizes_left_out() -> None:
-    """Give the median error of inner sizes as curves without them predict; of one launch, as noise is of all sizes."""
+    """Return the median error of inner sizes predicted by curves without them."""
     launches = launches_of(three, COARSE, launches=1)
     curve = fit_curve(COARSE, launches)
     errors = []
@@ -248,7 +248,7 @@ def test_held_out_error_is_that_of_sizes_left_out() -> None:
 
 
 def test_curve_comes_back_from_json() -> None:
-    """Read what was written, and predict the same from it."""
+    """Read a curve back from JSON with equal predictions."""
     curve = fit_curve(POWERS, [[*row, None] for row in launches_of(two, POWERS)])
     back = Curve.from_json(json.loads(json.dumps(curve.to_json())))
     assert curve == back
@@ -277,7 +277,7 @@ def test_curve_comes_back_from_json() -> None:
     ],
 )
 def test_a_foreign_curve_is_refused(change: dict[str, Any]) -> None:
-    """Say in one sentence that it is no curve."""
+    """Refuse JSON that is not a curve in one sentence."""
     sound = fit_curve([2, 4, 8], [[1.0], [2.0], [3.0]]).to_json()
     with pytest.raises(InputError, match=r"^These data are no curve of commbench \(.*\); fit the run again\.$"):
         Curve.from_json({**sound, **change})

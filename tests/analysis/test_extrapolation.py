@@ -1,4 +1,4 @@
-"""Tests of carrying measured times over to other ranks and links: nothing beats its link nor falls with the ranks."""
+"""Tests of extrapolation to other ranks and links: no time is below its link's, and none falls with more ranks."""
 
 import contextlib
 import itertools
@@ -22,7 +22,7 @@ LOCAL = Hop(alpha_us=40.0, beta_us_per_byte=6e-3)
 
 
 def stray(operation: str, algorithm: str, ranks: int, link: Link, rng: np.random.Generator) -> MeasuredCurve:
-    """Return a curve that misses its algorithm's by up to a factor of 4, but does not beat its link."""
+    """Return a curve up to a factor of 4 off its algorithm's time, but never faster than its link."""
     form, sizes = ALGORITHMS[operation][algorithm], np.array(SIZES, float)
     of_link = form(ranks, sizes, Hop(alpha_us=0.0, beta_us_per_byte=link.us_per_byte))
     times = of_link + rng.uniform(0.25, 4.0, len(SIZES)) * form(ranks, sizes, LOCAL)
@@ -31,7 +31,7 @@ def stray(operation: str, algorithm: str, ranks: int, link: Link, rng: np.random
 
 
 def strays(operation: str, algorithm: str, backend: str, measured: tuple[int, ...], link: Link) -> list[GrowingCurve]:
-    """Return what grows from several such."""
+    """Return two growing curves of such measured curves, drawn from different seeds."""
     return [
         GrowingCurve(
             operation=operation,
@@ -56,7 +56,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_nothing_beats_its_link(case: tuple[str, str, str, tuple[int, ...], Link]) -> None:
-    """No prediction and no end of an interval is below what the link takes for the bytes that every rank must send."""
+    """Predict no time and no interval bound below the link's time for the bytes that every rank must send."""
     operation, algorithm, _, measured, link = case
     form = ALGORITHMS[operation][algorithm]
     for curve in strays(*case):
@@ -69,33 +69,33 @@ def test_nothing_beats_its_link(case: tuple[str, str, str, tuple[int, ...], Link
                 for size in (8, 5000, 256 * MIB):
                     least = (1 - 1e-9) * float(form(ranks, size, bare))
                     with contextlib.suppress(InputError):  # algorithms that disagree
-                        found = curve.estimate(size, ranks, rate)
-                        assert least <= found.low_us <= found.time_us <= found.high_us
+                        estimate = curve.estimate(size, ranks, rate)
+                        assert least <= estimate.low_us <= estimate.time_us <= estimate.high_us
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_more_ranks_are_no_faster(case: tuple[str, str, str, tuple[int, ...], Link]) -> None:
-    """Beyond the ranks that were measured the time never falls, however the measurements stray."""
+    """Predict times that do not fall beyond the measured rank counts, whatever the measured error."""
     _, algorithm, _, measured, _ = case
     beyond = [ranks for ranks in RANKS if ranks >= measured[-1]]
     for curve in strays(*case):
         for rate in (None, 1e8, 1e11):
             for size in (8, 5000, 256 * MIB):
-                found = [curve.times_us(size, ranks, rate) for ranks in beyond]
-                times = [each[algorithm] for each in found if algorithm in each]
+                times_by_algorithm = [curve.times_us(size, ranks, rate) for ranks in beyond]
+                times = [by_algorithm[algorithm] for by_algorithm in times_by_algorithm if algorithm in by_algorithm]
                 assert len(times) > 1
                 assert all(more >= (1 - 1e-9) * less for less, more in itertools.pairwise(times))
 
 
 def test_a_slower_link_adds_its_own_time_only() -> None:
-    """Do not scale slowness within a host to a slower link."""
+    """Add the time of a slower link without scaling an outlier measured within a host."""
     form = ALGORITHMS["all_reduce"]["ring"]
     times = form(4, np.array(SIZES, float), LOCAL)
     odd = fit_curve(SIZES, [[time * (10 if size == MIB else 1)] * 3 for size, time in zip(SIZES, times, strict=True)])
     measured = MeasuredCurve(curve=odd, world_size=4, link=WITHIN_HOST)
     link = Link(rate_bps=1e8)
     expected = odd.time_us(MIB) + float(form(4, MIB, Hop(alpha_us=0.0, beta_us_per_byte=link.us_per_byte)))
-    found = extrapolated_us(
+    times_us = extrapolated_us(
         fit_hop(form, [measured]),
         measured,
         curve_bytes=np.array([float(MIB)]),
@@ -103,11 +103,11 @@ def test_a_slower_link_adds_its_own_time_only() -> None:
         ranks=np.array([4.0]),
         link=link,
     )
-    assert expected == pytest.approx(float(found[0]), rel=0.01)
+    assert expected == pytest.approx(float(times_us[0]), rel=0.01)
 
 
 def test_noise_is_not_multiplied() -> None:
-    """Where the link explains all but little, a measurement's stray grows as the whole and not as start-ups."""
+    """Scale an outlier of a link-bound measurement with the whole time, not with the latency."""
     form = ALGORITHMS["all_reduce"]["ring"]
     times = form(4, np.array(SIZES, float), HOP) * np.array([1, 1, 1, 1, 1.2])
     measured = MeasuredCurve(curve=fit_curve(SIZES, [[time] * 3 for time in times]), world_size=4, link=LINK)
@@ -116,7 +116,7 @@ def test_noise_is_not_multiplied() -> None:
 
 
 def test_times_are_made_non_decreasing_between_measurements() -> None:
-    """Fill a dip, cut a peak to the longer neighbour, keep measured times."""
+    """Raise dips and cut peaks between measured rank counts, and keep measured times."""
     times = {2.0: 1.0, 4.0: 5.0, 8.0: 3.0, 16.0: 4.0}
 
     def times_us(ranks: np.ndarray) -> np.ndarray:

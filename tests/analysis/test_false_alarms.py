@@ -1,4 +1,4 @@
-"""How often a comparison is wrong, through the whole engine on the fake backend, whose truth is known."""
+"""Tests of the error rates of comparisons, through the whole engine on the fake backend with known truth."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,14 +26,14 @@ PAIRS = 20
 
 
 def make_side(script: Script, name: str, launches: int, cases: Sequence[Case] = CASES) -> Run:
-    """Measure a side at the standard budget's precision."""
+    """Return a run measured at the standard budget's precision."""
     run = FakeRun(script=script, relative_half_width=STANDARD.relative_half_width)
     records: list[Record] = run.launches(cases, launches)
     return Run(path=Path(name), info=make_info(), records=tuple(records))
 
 
 def compare_scripts(pair: int, a: Script, b: Script, launches: int = STANDARD.launches) -> ComparisonTable:
-    """Measure both scripts again and compare them."""
+    """Measure both scripts with fresh seeds and compare the runs."""
     sides = [
         make_side(replace(script, seed=2 * pair + side), name, launches)
         for side, (script, name) in enumerate(((a, "a"), (b, "b")))
@@ -42,8 +42,8 @@ def compare_scripts(pair: int, a: Script, b: Script, launches: int = STANDARD.la
 
 
 def times_longer(script: Script, factor: float) -> Script:
-    """The same where everything takes ``factor`` times as long."""
-    regimes = [Regime(alpha_us=factor * one.alpha_us, GBps=one.GBps / factor) for one in script.regimes]
+    """Return the script with all times multiplied by ``factor``."""
+    regimes = [Regime(alpha_us=factor * regime.alpha_us, GBps=regime.GBps / factor) for regime in script.regimes]
     return replace(script, regimes=regimes)
 
 
@@ -63,15 +63,15 @@ def test_equal_runs_are_rarely_called_different(script: Script) -> None:
 
 @pytest.mark.slow
 def test_a_slowdown_of_ten_percent_is_found() -> None:
-    """Find it in at least 95 % of the cases at the standard budget; call none of them faster or the same."""
+    """Detect a slowdown of 10 % in at least 95 % of cases, and call none faster or the same."""
     tables = [compare_scripts(pair, QUIET, times_longer(QUIET, 1.1)) for pair in range(PAIRS)]
     counts = [table.counts for table in tables]
     assert sum(count[Verdict.SLOWER] for count in counts) >= 0.95 * PAIRS * len(CASES)
     assert 0 == sum(count[Verdict.FASTER] + count[Verdict.SAME] for count in counts)
     inside = [
-        one.comparison.interval.low <= 1.1 <= one.comparison.interval.high
+        compared.comparison.interval.low <= 1.1 <= compared.comparison.interval.high
         for table in tables
-        for one in table.cases
-        if one.comparison.interval
+        for compared in table.cases
+        if compared.comparison.interval
     ]
     assert sum(inside) >= 0.9 * len(inside)

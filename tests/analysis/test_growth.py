@@ -1,4 +1,4 @@
-"""Tests of one operation on more ranks and other links: exact where it was measured, close where the textbook holds."""
+"""Tests of one operation on more ranks and other links: exact at measured points, close where the closed form holds."""
 
 import dataclasses
 import math
@@ -21,41 +21,41 @@ SLOWER = (
 
 
 def grow(*measured: MeasuredCurve, backend: str = "gloo", operation: str = "all_reduce", **how: object) -> GrowingCurve:
-    """Return the growth of what was measured."""
+    """Return the growing curve of the measured curves."""
     return GrowingCurve(operation=operation, backend=backend, measured=measured, **how)
 
 
 def mpi(form: Form, *ranks: int, link: Link = UNKNOWN) -> GrowingCurve:
-    """Return MPI's all_reduce, whose library runs ``form`` and does not say so."""
+    """Return the growing curve of MPI's all_reduce, whose algorithm ``form`` is unknown to the model."""
     return grow(*(measure(form, number, link=link) for number in ranks), backend="mpi")
 
 
 def test_a_prediction_at_a_measured_point_is_the_measurement() -> None:
-    """Return the curve on the measured ranks and link."""
+    """Predict the measured time and interval at measured ranks and rate."""
     curves = [measure(RING, 2), measure(ALGORITHMS["all_reduce"]["recursive doubling"], 4)]
-    for one in curves:
+    for measured in curves:
         for size in (64 * KIB, 100_000, 16 * MIB):
-            found = grow(*curves).estimate(size, one.world_size)
-            assert found.time_us == pytest.approx(one.curve.time_us(size))
-            interval = one.curve.interval_us(size)
+            estimate = grow(*curves).estimate(size, measured.world_size)
+            assert estimate.time_us == pytest.approx(measured.curve.time_us(size))
+            interval = measured.curve.interval_us(size)
             assert interval is not None
-            assert (found.low_us, found.high_us) == pytest.approx((interval.low, interval.high))
+            assert (estimate.low_us, estimate.high_us) == pytest.approx((interval.low, interval.high))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 6, 8, 64, 1024])
 def test_more_ranks_are_predicted_from_few(ranks: int) -> None:
-    """A ring measured on 2 and 4 ranks is known on any number, within what the curve itself misses."""
+    """Predict a ring on any number of ranks from 2 and 4 ranks."""
     curve = grow(measure(RING, 2), measure(RING, 4))
     for size in SIZES:
-        found = curve.estimate(size, ranks)
-        assert found.time_us == pytest.approx(float(RING(ranks, size, HOP)), rel=0.05)
-        assert found.low_us < found.time_us < found.high_us
-        assert found.algorithm == "ring"
+        estimate = curve.estimate(size, ranks)
+        assert estimate.time_us == pytest.approx(float(RING(ranks, size, HOP)), rel=0.05)
+        assert estimate.low_us < estimate.time_us < estimate.high_us
+        assert estimate.algorithm == "ring"
 
 
 @pytest.mark.parametrize("gbit", [0.5, 10, 100])
 def test_another_link_rate_scales_the_time_of_the_link_only(gbit: float) -> None:
-    """Keep the latency and scale the rest by the rate, including headers."""
+    """Keep the latency and scale the link's time, headers included, by the rate."""
     hop = Hop(alpha_us=50.0, beta_us_per_byte=1.1 * HOP.beta_us_per_byte)
     curve = grow(*(measure(RING, ranks, hop=hop) for ranks in (2, 4)))
     expected = Hop(alpha_us=50.0, beta_us_per_byte=hop.beta_us_per_byte / gbit)
@@ -64,7 +64,7 @@ def test_another_link_rate_scales_the_time_of_the_link_only(gbit: float) -> None
 
 
 def test_local_work_stays_over_other_links() -> None:
-    """Where local work decides, a faster link shortens little."""
+    """Keep local work unchanged over a faster link."""
     slow = 5 * HOP.beta_us_per_byte
     curve = grow(*(measure(RING, ranks, hop=Hop(alpha_us=50.0, beta_us_per_byte=slow)) for ranks in (2, 4)))
     expected = Hop(alpha_us=50.0, beta_us_per_byte=slow - 0.9 * HOP.beta_us_per_byte)
@@ -72,7 +72,7 @@ def test_local_work_stays_over_other_links() -> None:
 
 
 def test_a_faster_link_than_any_may_gain_nothing() -> None:
-    """Local work hidden behind the slow link does not show, so that the interval reaches up to no gain at all."""
+    """Include no gain in the interval over a faster link, since a slow link may hide local work."""
     slow, fast = (measure(RING, 4, hop=hop, link=link) for hop, link in (SLOWER, (HOP, LINK)))
     once = grow(slow).estimate(16 * MIB, 8, 1e9)
     same = grow(slow).estimate(16 * MIB, 8)
@@ -83,7 +83,7 @@ def test_a_faster_link_than_any_may_gain_nothing() -> None:
 
 
 def test_oversubscription_is_removed_unless_cores_stay_shared() -> None:
-    """Predict emulated hosts with own cores by default, with shared cores on request."""
+    """Predict ranks with their own cores by default, and with shared cores on request."""
     link = Link(rate_bps=1e9, shared_cores=2, source="emulated")
 
     def crowded(ranks: int) -> Hop:
@@ -99,7 +99,7 @@ def test_oversubscription_is_removed_unless_cores_stay_shared() -> None:
 
 
 def test_the_held_out_error_is_that_on_more_ranks() -> None:
-    """What follows the textbook is predicted well, what does not is known to be predicted badly."""
+    """Report a small held-out error if the closed form holds, and a large one if not."""
     good = grow(*(measure(RING, ranks) for ranks in (2, 3, 4))).held_out
     assert good.error is not None
     assert good.error < 0.05
@@ -112,28 +112,28 @@ def test_the_held_out_error_is_that_on_more_ranks() -> None:
 
 
 def test_intervals_widen_with_distance_from_measurements() -> None:
-    """Widen the interval with every doubling."""
+    """Widen the interval with every doubling of ranks."""
     curve = grow(*(measure(ALGORITHMS["all_reduce"]["double tree"], ranks) for ranks in (2, 3, 4)))
     widths = []
     for ranks in (4, 8, 64, 1024):
-        found = curve.estimate(MIB, ranks)
-        widths.append(found.high_us / found.low_us)
+        estimate = curve.estimate(MIB, ranks)
+        widths.append(estimate.high_us / estimate.low_us)
     assert sorted(widths) == widths
     assert widths[0] < widths[-1]
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS["all_reduce"]))
 def test_an_unknown_algorithm_is_found_among_its_like(name: str) -> None:
-    """On several numbers of ranks the right one is among those that are plausible, and the time is right."""
+    """Include the true algorithm among the plausible ones, and the true time in the interval."""
     form = ALGORITHMS["all_reduce"][name]
     curve = mpi(form, 2, 3, 4, 8)
-    found = curve.estimate(16 * MIB, 32)
-    assert name in found.algorithm.split(" or ")
-    assert found.low_us <= float(form(32, 16 * MIB, HOP)) <= found.high_us
+    estimate = curve.estimate(16 * MIB, 32)
+    assert name in estimate.algorithm.split(" or ")
+    assert estimate.low_us <= float(form(32, 16 * MIB, HOP)) <= estimate.high_us
 
 
 def test_where_algorithms_disagree_it_declines() -> None:
-    """From 2 ranks alone a ring and a doubling are the same, and on 1000 ranks far apart: no prediction."""
+    """Refuse to predict 1000 ranks from 2, where ring and doubling agree and later differ widely."""
     curve = mpi(RING, 2)
     near = curve.estimate(16 * MIB, 3)
     assert "ring" in near.algorithm
@@ -143,7 +143,7 @@ def test_where_algorithms_disagree_it_declines() -> None:
 
 
 def test_messages_of_the_same_length_are_scaled() -> None:
-    """A ring's jump where chunks pass 64 KiB is where the chunks are as long on more ranks."""
+    """Predict a jump at the same chunk size on more ranks."""
     sizes = [2**k for k in range(14, 25)]
 
     def jumping(p: float, n: float, hop: Hop) -> float:
@@ -155,7 +155,7 @@ def test_messages_of_the_same_length_are_scaled() -> None:
 
 
 def test_groups_across_hosts_share_the_links() -> None:
-    """Two groups of one rank a host take twice the link's time, on any number of hosts."""
+    """Double the link's time for two groups that share it, on any number of hosts."""
     shared = dataclasses.replace(HOP, beta_us_per_byte=2 * HOP.beta_us_per_byte)
 
     def cross(p: float, n: float, _: Hop) -> float:
@@ -168,7 +168,7 @@ def test_groups_across_hosts_share_the_links() -> None:
 
 
 def test_hierarchical_operations_keep_the_time_within_hosts() -> None:
-    """Scale only the part across hosts."""
+    """Extrapolate only the part of a hierarchical operation across hosts."""
     inner = Hop(alpha_us=5.0, beta_us_per_byte=2e-3)
 
     def hierarchical(p: float, n: float, hop: Hop) -> float:
@@ -181,7 +181,7 @@ def test_hierarchical_operations_keep_the_time_within_hosts() -> None:
 
 
 def test_hosts_of_other_sizes() -> None:
-    """A ring crosses each link once; of what is no ring nothing is known."""
+    """Predict a ring for any number of ranks per host, and refuse a tree for unmeasured ones."""
     ring = grow(measure(RING, 4))
     ring.check_hosts(64, 8)
     tree = grow(measure(ALGORITHMS["broadcast"]["binomial"], 4), operation="broadcast")
@@ -193,7 +193,7 @@ def test_hosts_of_other_sizes() -> None:
 
 
 def test_predictions_across_hosts_from_one_host_need_a_rate() -> None:
-    """Need no rate on more ranks of the same host."""
+    """Require a link rate to predict several hosts from a measurement within one."""
     inside = grow(measure(RING, 2, link=WITHIN_HOST), ranks_per_node=2)
     inside.check_hosts(4, 4)
     inside.check_hosts(8, 2, 1e9)
@@ -202,21 +202,21 @@ def test_predictions_across_hosts_from_one_host_need_a_rate() -> None:
 
 
 def test_ranks_that_fit_one_host_meet_no_link() -> None:
-    """They take what was measured within a host, whatever the links; where nothing was they are unpredicted."""
+    """Predict ranks that fit on one host from the times within a host at any link rate, else refuse."""
     inside = Hop(alpha_us=2.0, beta_us_per_byte=1e-4)
     within = [measure(RING, ranks, hop=inside, link=WITHIN_HOST) for ranks in (2, 4)]
     across = grow(measure(RING, 16), within=within, ranks_per_node=8)
     for rate in (None, 1e8):
-        found = across.estimate(MIB, 4, rate, ranks_per_node=8)
-        assert found.time_us == pytest.approx(float(RING(4, MIB, inside)), rel=0.01)
-        assert not found.is_lower_bound
+        estimate = across.estimate(MIB, 4, rate, ranks_per_node=8)
+        assert estimate.time_us == pytest.approx(float(RING(4, MIB, inside)), rel=0.01)
+        assert not estimate.is_lower_bound
     assert across.time_us(MIB, 16, ranks_per_node=8) == pytest.approx(float(RING(16, MIB, HOP)), rel=0.01)
     with pytest.raises(InputError, match="across hosts alone and is not predicted for 7 ranks, which fit on one host"):
         grow(measure(RING, 16), ranks_per_node=8).estimate(MIB, 7, 1e8, ranks_per_node=8)
 
 
 def test_predictions_across_hosts_from_one_host_are_lower_bounds() -> None:
-    """Report the share of start-ups, which are longer between hosts."""
+    """Mark predictions from one host as lower bounds, with the share of latency."""
     inside = grow(measure(RING, 4, link=WITHIN_HOST), ranks_per_node=4)
     assert not inside.estimate(MIB, 2, 1e9, ranks_per_node=4).is_lower_bound
     small, large = (inside.estimate(size, 8, 1e9, ranks_per_node=4) for size in (KIB, 64 * MIB))
@@ -227,13 +227,13 @@ def test_predictions_across_hosts_from_one_host_are_lower_bounds() -> None:
 
 
 def test_intervals_widen_with_sizes_and_rates() -> None:
-    """Beyond the sizes and the rates that were measured, and the more the farther; not where only the link decides."""
+    """Widen intervals beyond the measured sizes and rates, unless only the link decides."""
     local = Hop(alpha_us=50.0, beta_us_per_byte=12e-3)
     curve = grow(*(measure(RING, ranks, hop=local) for ranks in (2, 3, 4)), backend="gloo")
 
     def width(size: float, rate: float | None = None, ranks: int = 4) -> float:
-        found = curve.estimate(size, ranks, rate)
-        return found.high_us / found.low_us
+        estimate = curve.estimate(size, ranks, rate)
+        return estimate.high_us / estimate.low_us
 
     assert width(16 * MIB) < width(64 * MIB) < width(1024 * MIB)
     assert width(MIB) < width(MIB, 0.5e9) < width(MIB, 4e9)
@@ -245,17 +245,17 @@ def test_intervals_widen_with_sizes_and_rates() -> None:
 
 
 def test_one_number_of_ranks_is_not_certain() -> None:
-    """Only sizes were held out: a quarter of error is assumed for each doubling of ranks, and no 95 % are claimed."""
+    """State no confidence level and add 25 % error per doubling from one rank count."""
     alone, several = grow(measure(RING, 2)), grow(measure(RING, 2), measure(RING, 4))
-    here, far = alone.estimate(MIB, 2), alone.estimate(MIB, 10_000)
-    assert here.level == 0.95
+    near, far = alone.estimate(MIB, 2), alone.estimate(MIB, 10_000)
+    assert near.level == 0.95
     assert far.level is None
     assert far.high_us / far.time_us > 1.25 ** (2.9 * math.sqrt(12))
     assert several.estimate(MIB, 10_000).level == 0.95
 
 
 def test_a_link_too_slow_rules_an_algorithm_out() -> None:
-    """On 8 ranks a doubling sends 3 n, which the measured ring shows to be impossible over the known link."""
+    """Exclude an algorithm whose bytes the known link could not carry in the measured time."""
     names = mpi(RING, 8, link=LINK).estimate(16 * MIB, 8).algorithm.split(" or ")
     assert "ring" in names
     assert "recursive doubling" not in names

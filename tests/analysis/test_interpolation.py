@@ -22,21 +22,21 @@ def pooled(numbers: list[float]) -> list[float]:
 
 @given(values)
 def test_isotonic_equals_pool_adjacent_violators(numbers: list[float]) -> None:
-    """Return the result of the classic algorithm, never decreasing."""
-    found = isotonic(np.array(numbers))
-    assert pooled(numbers) == pytest.approx(found, abs=1e-6)
-    assert (np.diff(found) >= 0).all()
+    """Return the non-decreasing result of pooling adjacent violators."""
+    regression = isotonic(np.array(numbers))
+    assert pooled(numbers) == pytest.approx(regression, abs=1e-6)
+    assert (np.diff(regression) >= 0).all()
 
 
 def test_isotonic_keeps_rising_values() -> None:
-    """Leave rising values unchanged, in every row."""
+    """Leave the rising values of every row unchanged."""
     rows = np.array([[1.0, 2.0, 5.0], [3.0, 2.0, 4.0]])
     assert [[1.0, 2.0, 5.0], [2.5, 2.5, 4.0]] == isotonic(rows).tolist()
 
 
 @given(values)
 def test_cubics_never_overshoot(numbers: list[float]) -> None:
-    """Stay between two neighbours all the way from one to the other, and meet both."""
+    """Interpolate monotonically between neighbours and pass through both."""
     x, y = np.cumsum(1 + np.arange(len(numbers)) % 3).astype(float), np.sort(numbers)
     for i, piece in enumerate(monotone_cubics(x, y).tolist()):
         path = [cubic(piece, place) for place in np.linspace(0, 1, 21)]
@@ -45,7 +45,7 @@ def test_cubics_never_overshoot(numbers: list[float]) -> None:
 
 
 def test_straight_lines_stay_straight() -> None:
-    """Interpolate a line by itself, on any grid, and two points too."""
+    """Reproduce a straight line on any grid, also from two points."""
     for x in (np.array([0.0, 1.0, 3.0, 4.0]), np.array([0.0, 2.0])):
         pieces = monotone_cubics(x, 2 * x + 1).tolist()
         for at in np.linspace(0, x[-1], 9):
@@ -54,10 +54,12 @@ def test_straight_lines_stay_straight() -> None:
 
 
 def test_smooth_curves_are_followed() -> None:
-    """Follow a smooth rising curve closer than straight lines would."""
+    """Interpolate a smooth rising curve with a third of the error of straight lines."""
     x = np.linspace(0, 2, 6)
     y, pieces = np.exp(x), monotone_cubics(x, np.exp(x)).tolist()
-    asked = np.linspace(0, 2, 101)
-    found = [cubic(pieces[i], place) for i, place in (interval_position(x.tolist(), at) for at in asked)]
-    curved, straight = (np.abs(guess - np.exp(asked)).max() for guess in (np.array(found), np.interp(asked, x, y)))
+    places = np.linspace(0, 2, 101)
+    interpolated = [cubic(pieces[i], place) for i, place in (interval_position(x.tolist(), at) for at in places)]
+    curved, straight = (
+        np.abs(guess - np.exp(places)).max() for guess in (np.array(interpolated), np.interp(places, x, y))
+    )
     assert curved < straight / 3

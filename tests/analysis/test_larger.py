@@ -1,4 +1,4 @@
-"""Tests of larger networks put together from runs: which curves belong together, and what training asks of them."""
+"""Tests of larger networks fitted to several runs: which curves belong together, and the times of operations."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from commbench.errors import InputError
 
 
 def test_a_scaling_study_is_fitted() -> None:
-    """All operations, on all their ranks, and the link that the run states."""
+    """Fit a curve per operation over all rank counts, and read the link from the run."""
     network = growing((2, 3, 4))
     assert {"all_reduce", "all_gather"} == {family.operation for family in network.curves}
     curve = network.curves[Family("all_reduce", "gloo", "float32", "flat")]
@@ -22,25 +22,27 @@ def test_a_scaling_study_is_fitted() -> None:
 
 
 def test_it_is_a_network() -> None:
-    """Time of an operation on so many ranks, also of a data type that was not measured where data only moves."""
-    there = growing((2, 4)).at("gloo", 16)
-    assert (there.world_size, there.servers) == (16, 2)
-    assert there.time_us("all_reduce", "float32", 4 * MIB) == pytest.approx(float(RING(16, 4 * MIB, HOP)), rel=0.05)
+    """Predict operation times on more ranks, and use another data type's curve where data only moves."""
+    larger_network = growing((2, 4)).at("gloo", 16)
+    assert (larger_network.world_size, larger_network.servers) == (16, 2)
+    assert larger_network.time_us("all_reduce", "float32", 4 * MIB) == pytest.approx(
+        float(RING(16, 4 * MIB, HOP)), rel=0.05
+    )
     gathered = ALGORITHMS["all_gather"]["ring"](16, 4 * MIB, HOP)
-    assert there.time_us("all_gather", "int8", 4 * MIB) == pytest.approx(float(gathered), rel=0.05)
+    assert larger_network.time_us("all_gather", "int8", 4 * MIB) == pytest.approx(float(gathered), rel=0.05)
     with pytest.raises(InputError, match="Nothing is known of gloo all_reduce of float16; measure it: commbench run"):
-        there.time_us("all_reduce", "float16", 4 * MIB)
+        larger_network.time_us("all_reduce", "float16", 4 * MIB)
 
 
 def test_other_rates() -> None:
-    """A tenth of the rate takes ten times as long where the link decides."""
+    """Predict ten times the time at a tenth of the rate if the link decides."""
     network = growing((2, 4))
     times = [network.at("gloo", 8, rate_bps=rate).time_us("all_reduce", "float32", 64 * MIB) for rate in (1e9, 1e8)]
     assert times[1] / times[0] == pytest.approx(10, rel=0.05)
 
 
 def test_runs_of_several_sizes_and_rates_join() -> None:
-    """Two runs over links of different rates make one network, in which the rate of each is heeded."""
+    """Join runs over links of different rates into one network."""
     slow = Hop(alpha_us=HOP.alpha_us, beta_us_per_byte=4 * HOP.beta_us_per_byte)
     runs = [measured_run([2]), measured_run([4], hop=slow, info=network_info(4, "250mbit"))]
     curve = GrowingNetwork.fit(runs).curves[Family("all_reduce", "gloo", "float32", "flat")]
@@ -49,12 +51,12 @@ def test_runs_of_several_sizes_and_rates_join() -> None:
 
 
 def test_ranks_on_one_host_do_not_measure_links() -> None:
-    """Use parts of a study that fit one host for such ranks only."""
+    """Use the part of a study within one host only for ranks that fit on one host."""
     run = measured_run((2, 4, 8), info=network_info(8, ranks_per_node=4, nodes=2))
     network = GrowingNetwork.fit([run])
     curve = network.curves[Family("all_reduce", "gloo", "float32", "flat")]
     assert curve.world_sizes == [8]
-    assert [2, 4] == [one.world_size for one in curve.within]
+    assert [2, 4] == [within_curve.world_size for within_curve in curve.within]
     within, across = (network.at("gloo", ranks, rate_bps=1e7, ranks_per_node=4) for ranks in (4, 8))
     assert within.time_us("all_reduce", "float32", MIB) == pytest.approx(float(RING(4, MIB, HOP)), rel=0.05)
     assert across.time_us("all_reduce", "float32", MIB) > 10 * within.time_us("all_reduce", "float32", MIB)
@@ -62,19 +64,19 @@ def test_ranks_on_one_host_do_not_measure_links() -> None:
 
 
 def test_a_host_joins_hosts() -> None:
-    """A run within one host and one across: the latter is what grows, whichever is named first."""
-    one = measured_run((2, 4), info=network_info(4, None, nodes=1, ranks_per_node=4))
-    many = measured_run((4, 8), info=network_info(8, nodes=4, ranks_per_node=2))
-    for runs in ([one, many], [many, one]):
+    """Join a run within one host and one across hosts in either order; extrapolate the latter."""
+    one_host = measured_run((2, 4), info=network_info(4, None, nodes=1, ranks_per_node=4))
+    several_hosts = measured_run((4, 8), info=network_info(8, nodes=4, ranks_per_node=2))
+    for runs in ([one_host, several_hosts], [several_hosts, one_host]):
         curve = GrowingNetwork.fit(runs).curves[Family("all_reduce", "gloo", "float32", "flat")]
         assert (curve.world_sizes, curve.ranks_per_node) == ([4, 8], 2)
         assert [2, 4] == [each.world_size for each in curve.within]
-    alone = GrowingNetwork.fit([one]).at("gloo", 8, rate_bps=1e9, ranks_per_node=4)
+    alone = GrowingNetwork.fit([one_host]).at("gloo", 8, rate_bps=1e9, ranks_per_node=4)
     assert alone.is_lower_bound
 
 
 def test_unlike_runs_do_not_mix() -> None:
-    """Other libraries and other numbers of ranks on a host are refused."""
+    """Refuse runs of different libraries or different numbers of ranks per host."""
     run = measured_run([2], info=network_info(2, libraries={"gloo": "torch 2.13.0 gloo"}))
     other = measured_run([4], info=network_info(4, libraries={"gloo": "torch 2.12.0 gloo"}))
     with pytest.raises(InputError, match=r"different libraries \(torch 2.13.0 gloo and torch 2.12.0 gloo\)"):
@@ -84,7 +86,7 @@ def test_unlike_runs_do_not_mix() -> None:
 
 
 def test_unmeasured_operations_are_reported() -> None:
-    """Name the command that measures another backend; make no curve of point-to-point operations."""
+    """Name the command that measures a missing backend, and fit no curve to ring patterns."""
     network = growing((2, 4))
     with pytest.raises(InputError, match=r"No curve of mpi was measured.*commbench run --backend mpi"):
         network.at("mpi", 8)

@@ -1,4 +1,4 @@
-"""Tests of training steps on larger networks: what stays, what grows, and which buckets are best there."""
+"""Tests of training steps on larger networks: unchanged parts, growing parts, and the best buckets."""
 
 import dataclasses
 
@@ -30,17 +30,17 @@ def calibrated(network: GrowingNetwork | None = None) -> tuple[StepModel, Growin
 
 
 def test_on_its_own_network_nothing_changes() -> None:
-    """The same ranks and links: the same prediction."""
+    """Predict the same step on the network of the calibration."""
     model, network = calibrated()
-    there = model_on_network(model, network.at("gloo", 2))
+    larger_model = model_on_network(model, network.at("gloo", 2))
     for hook in STEPS:
         case = hook_case(model, hook, "default")
-        assert there.predict(case).step_ms == pytest.approx(model.predict(case).step_ms, rel=1e-6)
+        assert larger_model.predict(case).step_ms == pytest.approx(model.predict(case).step_ms, rel=1e-6)
     assert local_step_ms(model) == pytest.approx(130.0, rel=0.01)
 
 
 def test_more_ranks_and_slower_links_take_longer() -> None:
-    """A dense step grows towards twice the bytes, and with what the link takes."""
+    """Predict a longer dense step on more ranks and a shorter one over a faster link."""
     model, network = calibrated()
     steps = [best_buckets(model_on_network(model, network.at("gloo", n)), "none", ["default", "5"]) for n in (2, 8, 64)]
     assert sorted(step.step_ms for step in steps) == [step.step_ms for step in steps]
@@ -50,7 +50,7 @@ def test_more_ranks_and_slower_links_take_longer() -> None:
 
 
 def test_hosts_with_cores_of_their_own_compute_faster() -> None:
-    """Ranks that shared a core with another take half as long to compute; communication stays what the network says."""
+    """Halve compute times without sharing of cores, and keep the network unchanged."""
     model, _ = calibrated()
     freed = model_on_own_cores(model, 2.0)
     assert 2 * local_step_ms(freed) == pytest.approx(local_step_ms(model))
@@ -68,17 +68,17 @@ def test_hosts_with_cores_of_their_own_compute_faster() -> None:
 
 
 def test_decoding_grows_with_the_ranks() -> None:
-    """Adding k values of 1000 ranks takes longer than of 2; what gradients sent whole need does not change."""
+    """Raise the decoding cost of top-k with the ranks, and leave dense gradients unchanged."""
     model, network = calibrated()
-    there = model_on_network(model, network.at("gloo", 1000))
-    before, after = model.hooks["topk:0.01"], there.hooks["topk:0.01"]
+    larger_model = model_on_network(model, network.at("gloo", 1000))
+    before, after = model.hooks["topk:0.01"], larger_model.hooks["topk:0.01"]
     assert after.decode_ms_per_element / before.decode_ms_per_element == pytest.approx(201 / 1.4)
     assert after.encode_ms_per_element == before.encode_ms_per_element
-    assert there.hooks["none"] == model.hooks["none"]
+    assert larger_model.hooks["none"] == model.hooks["none"]
 
 
 def test_other_densities() -> None:
-    """A tenth of the density sends and decodes less; selecting takes as long as at the density measured nearest."""
+    """Reduce decoding and traffic at a tenth of the density, and keep the selection cost."""
     model, _ = calibrated()
     sparse, name = model_with_density(model, 0.001)
     assert name == "topk:0.001"
@@ -94,9 +94,9 @@ def test_other_densities() -> None:
 
 
 def test_the_best_buckets_are_the_shortest_step() -> None:
-    """No other of those given is shorter."""
+    """Return the bucket size with the shortest predicted step."""
     model, network = calibrated()
-    there = model_on_network(model, network.at("gloo", 64))
+    larger_model = model_on_network(model, network.at("gloo", 64))
     caps = ["default", "4", "8", "100"]
-    steps = [there.predict(hook_case(there, "none", cap)).step_ms for cap in caps]
-    assert best_buckets(there, "none", caps).step_ms == min(steps)
+    steps = [larger_model.predict(hook_case(larger_model, "none", cap)).step_ms for cap in caps]
+    assert best_buckets(larger_model, "none", caps).step_ms == min(steps)

@@ -1,4 +1,4 @@
-"""Tests of what a run says about its links."""
+"""Tests of the link that a run states."""
 
 import math
 
@@ -10,7 +10,7 @@ from commbench.analysis.prediction.links import Link, link_of
 
 
 def test_emulated_links_have_their_slowest_rate() -> None:
-    """All wait for the slowest link, and headers take their share of it; the hosts share the machine's cores."""
+    """Return the slowest emulated rate, its header overhead and the oversubscription of the host."""
     info = network_info(4, cores=2)
     link = link_of(info, "tcp/eth0")
     assert (link.rate_bps, link.shared_cores, link.source) == (1e9, 2, "emulated")
@@ -22,14 +22,14 @@ def test_emulated_links_have_their_slowest_rate() -> None:
 
 
 def test_links_without_a_rate() -> None:
-    """Within a host and where emulation shapes nothing there is no link to wait for."""
+    """Return an infinite rate within a host and for links without emulated limit."""
     assert link_of(network_info(2, rate="none"), "tcp/eth0").rate_bps == math.inf
     assert link_of(make_info(), "sm").rate_bps == math.inf
     assert link_of(make_info(), "sm").us_per_byte == 0.0
 
 
 def test_real_links_have_their_interfaces_speed() -> None:
-    """The interface that carried the messages counts, on the slowest host; without its speed the rate is unknown."""
+    """Return the slowest host's interface speed for the transport, else an unknown rate."""
     info = network_info(2, rate=None)
     assert link_of(info, "tcp/eth0+lo").rate_bps == 10e9
     assert 1.0 == link_of(info, "tcp/eth0").oversubscription(100)
@@ -41,7 +41,7 @@ def test_real_links_have_their_interfaces_speed() -> None:
 
 
 def test_a_faster_link_is_the_same_but_for_its_rate() -> None:
-    """The what-if keeps headers and cores."""
+    """Change only the rate; keep headers and shared cores."""
     link = link_of(network_info(4, cores=2), "tcp/eth0")
     faster = link.with_rate(25e9)
     assert (faster.rate_bps, faster.payload, faster.shared_cores) == (25e9, link.payload, 2)
@@ -50,7 +50,7 @@ def test_a_faster_link_is_the_same_but_for_its_rate() -> None:
 
 
 def test_links_are_named() -> None:
-    """People read the rate and where it is from."""
+    """Format the rate with its source."""
     assert str(link_of(network_info(2), "tcp/eth0")) == "1gbit (emulated)"
     assert str(link_of(make_info(), "sm")) == "within one host"
     assert str(Link()) == "a link of unknown rate"

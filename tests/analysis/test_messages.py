@@ -1,4 +1,4 @@
-"""What hooks send is what they say that they send, and what they cost is what their buckets showed."""
+"""Tests of the messages of hooks and of the costs fitted to their buckets."""
 
 import dataclasses
 import math
@@ -29,7 +29,7 @@ TEXTS = [
 
 
 def sent_bytes(messages: Sequence[Message], world_size: int) -> float:
-    """Return what a rank sends: a ring's share of a sum, and its own part of an all_gather to each other rank."""
+    """Return the bytes that a rank sends in ring all_reduces and all_gathers."""
     factors = {"all_reduce": 2.0, "all_gather": 1.0}
     return sum(factors[m.operation] * (world_size - 1) / world_size * m.message_bytes for m in messages)
 
@@ -37,7 +37,7 @@ def sent_bytes(messages: Sequence[Message], world_size: int) -> float:
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("world_size", [2, 5])
 def test_messages_have_the_bytes_of_the_hook(text: str, world_size: int) -> None:
-    """Compare with the hook's wire_bytes for matrices, vectors and a small tensor."""
+    """Messages have the hook's wire_bytes for matrices, vectors and a small tensor."""
     pytest.importorskip("torch")
     from commbench.hooks import make_hook
 
@@ -62,13 +62,13 @@ def test_messages_have_the_bytes_of_the_hook(text: str, world_size: int) -> None
     ],
 )
 def test_messages_of_a_bucket_of_1000_elements(text: str, expected: tuple[str, str, int]) -> None:
-    """Tell operation, type and size as collectives.csv has them."""
+    """Return operation, data type and size as in collectives.csv."""
     messages = messages_of(make_training_case(text), 1000, 2)
     assert [expected] == [(m.operation, m.dtype, m.message_bytes) for m in messages]
 
 
 def test_gradients_of_another_type_travel_in_it() -> None:
-    """Send bfloat16 gradients as such, unless the hook casts them."""
+    """Send bfloat16 gradients in bfloat16 unless the hook casts them."""
     sent = {
         text: messages_of(make_training_case(text), 1000, 2, dtype="bfloat16")[0] for text in ("none", "fp16", "bf16")
     }
@@ -77,13 +77,13 @@ def test_gradients_of_another_type_travel_in_it() -> None:
 
 
 def test_a_step_without_ddp_sends_nothing() -> None:
-    """Have no messages where gradients stay."""
+    """Return no messages for a step without DDP."""
     assert () == messages_of(make_training_case("local"), 1000, 2)
 
 
 @pytest.mark.parametrize("text", ["powersgd:2", "topk:0.01:scope=parameter", "topk:0.01:dense_below=10"])
 def test_messages_that_depend_on_shapes_need_shapes(text: str) -> None:
-    """Refuse a number of elements without shapes."""
+    """Refuse a number of elements if messages depend on shapes."""
     case = make_training_case(text)
     assert needs_shapes(case)
     with pytest.raises(InputError, match="shapes"):
@@ -91,7 +91,7 @@ def test_messages_that_depend_on_shapes_need_shapes(text: str) -> None:
 
 
 def test_an_unregistered_hook_is_refused() -> None:
-    """Predict nothing for a hook that has no entry, rather than a dense all-reduce."""
+    """Refuse a hook without entry in the registry."""
     case = dataclasses.replace(make_training_case("none"), hook="int7")
     for function in (lambda: messages_of(case, 1000, 2), lambda: needs_shapes(case)):
         with pytest.raises(InputError, match="Unknown hook 'int7'"):
@@ -99,7 +99,7 @@ def test_an_unregistered_hook_is_refused() -> None:
 
 
 def cost_of(elements: Sequence[int], compress_ms: Sequence[float], encoding: float, hook: str = "fp16") -> HookCost:
-    """Return the cost told by one record of buckets that cost so much, of which ``encoding`` is encoding."""
+    """Return the cost fitted to one record of buckets with these compression times, ``encoding`` of them encoding."""
     buckets = [make_bucket(4 * n, compress_ms=cost) for n, cost in zip(elements, compress_ms, strict=True)]
     total = sum(compress_ms)
     record = make_training_record(
@@ -109,7 +109,7 @@ def cost_of(elements: Sequence[int], compress_ms: Sequence[float], encoding: flo
 
 
 def test_cost_is_a_line_through_the_buckets() -> None:
-    """Find fixed cost and cost per element, and share them between encoding and decoding as the record does."""
+    """Fit a fixed cost and a cost per element, and split both into encoding and decoding."""
     elements = [1_000_000, 2_000_000, 8_000_000]
     cost = cost_of(elements, [0.5 + 2e-6 * n for n in elements], 0.75)
     assert cost.encoding_ms(4_000_000) == pytest.approx(0.75 * 8.5)
@@ -118,7 +118,7 @@ def test_cost_is_a_line_through_the_buckets() -> None:
 
 
 def test_cost_of_like_buckets_is_proportional() -> None:
-    """Take no fixed cost from buckets that are too alike to tell it."""
+    """Fit no fixed cost to buckets of similar size."""
     cost = cost_of([1_000_000, 1_500_000], [2.0, 2.1], 1.0)
     assert 0.0 == cost.encode_ms
     assert cost.encoding_ms(1_250_000) == pytest.approx(2.05, rel=0.05)
@@ -126,12 +126,12 @@ def test_cost_of_like_buckets_is_proportional() -> None:
 
 @pytest.mark.parametrize("compress_ms", [[3.0, 1.0], [1.0, 9.0]])
 def test_cost_is_never_negative(compress_ms: Sequence[float]) -> None:
-    """Leave out what a line would give below 0, whichever of its two numbers that is."""
+    """Replace a negative fixed cost or cost per element by 0."""
     cost = cost_of([1_000_000, 4_000_000], compress_ms, 0.5)
     assert min(cost.encode_ms, cost.encode_ms_per_element, cost.decode_ms, cost.decode_ms_per_element) >= 0
     assert cost.encoding_ms(0) >= 0
 
 
 def test_ddp_without_hook_costs_nothing_of_its_own() -> None:
-    """Leave to DDP's copies what the pass-through hook, which watches hook none, spends on dividing."""
+    """Attribute no cost to hook none; its division counts as DDP's copy."""
     assert HookCost() == cost_of([1_000_000, 4_000_000], [1.0, 4.0], 1.0, hook="none")

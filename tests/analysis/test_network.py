@@ -1,4 +1,4 @@
-"""Tests of the network's model: which records make which curve, what stands in for what, and its file."""
+"""Tests of the network model: which records make which curve, substitutes, and the JSON file."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ KEY = CurveKey(operation="all_reduce", backend="mpi", dtype="float32", pattern="
 
 
 def test_curves_have_separate_keys() -> None:
-    """Make a curve for each operation, backend, data type, pattern and number of ranks."""
+    """Fit a curve for each operation, backend, data type, pattern and number of ranks."""
     records = [
         *sweep(),
         *sweep(make_case("all_gather")),
@@ -44,13 +44,13 @@ def test_curves_have_separate_keys() -> None:
 
 
 def test_scaling_studies_make_a_curve_per_number_of_ranks() -> None:
-    """Know how many ranks took part where the others stood aside."""
+    """Fit a curve per number of participating ranks."""
     records = [*sweep(make_case(world_size=2), group_size=2), *sweep(group_size=8, factor=3)]
     assert [2, 8] == sorted(key.world_size for key in NetworkModel.fit(records).curves)
 
 
 def test_two_ends_of_a_study_are_not_mixed() -> None:
-    """Take point-to-point times between the ends of the whole run, not those of its first ranks."""
+    """Use point-to-point times between the ends of the whole run only."""
     studied = sweep(make_case("latency", world_size=4), factor=9)
     model = NetworkModel.fit([*studied, *sweep(make_case("latency")), *sweep(make_case("latency", world_size=2))])
     ((key, curve),) = model.curves.items()
@@ -60,7 +60,7 @@ def test_two_ends_of_a_study_are_not_mixed() -> None:
 
 
 def test_cases_with_too_few_sizes_make_no_curve() -> None:
-    """Leave out two sizes, failures, barriers, matrices and pipelined operations."""
+    """Fit no curve to two sizes, failures, barriers, matrices or pipelined operations."""
     records = [
         *sweep(sizes=SIZES[:2]),
         *sweep(make_case("all_gather"), status="failed", reason="It broke."),
@@ -74,7 +74,7 @@ def test_cases_with_too_few_sizes_make_no_curve() -> None:
 
 
 def test_repeated_cases_count_once() -> None:
-    """Take the last record of a case and launch, and pair launches by their numbers."""
+    """Use the last record of a case and launch, and pair launches by number."""
     records = [*sweep(factor=9), *sweep(), make_record(replace(make_case(), message_bytes=KIB), launch=7, time_us=21.0)]
     (curve,) = NetworkModel.fit(records).curves.values()
     assert curve.times_us[0] == pytest.approx(20 + 1.024, rel=0.01)
@@ -92,7 +92,7 @@ def test_repeated_cases_count_once() -> None:
     ],
 )
 def test_the_variant_nearest_to_ddp_counts(changes: dict[str, Any], said: str) -> None:
-    """Prefer sums in place as they are measured by default, else take what there is and say so."""
+    """Prefer the default sum in place; name another variant if only that was measured."""
     odd = sweep(make_case(**changes), factor=2)
     both = NetworkModel.fit([*odd, *sweep()])
     assert both.curves == NetworkModel.fit(sweep()).curves
@@ -114,7 +114,7 @@ def test_a_network_has_one_backend_and_number_of_ranks() -> None:
 
 
 def test_moving_data_takes_as_long_for_any_type() -> None:
-    """Let another type's curve serve what only moves data, the one with the most sizes, and none a reduction."""
+    """Substitute another data type's curve for data movement, but never for a reduction."""
     model = NetworkModel.fit(
         [
             *sweep(),
@@ -133,7 +133,7 @@ def test_moving_data_takes_as_long_for_any_type() -> None:
 
 
 def test_a_network_that_was_not_measured_is_refused() -> None:
-    """Say what was measured, and how to measure what was not."""
+    """Name the measured networks and the command that measures the missing one."""
     model = NetworkModel.fit(sweep())
     for backend, ranks, pattern in (("gloo", 2, "flat"), ("mpi", 4, "flat"), ("mpi", 2, "ring")):
         with pytest.raises(InputError, match=rf"there is mpi on 2 ranks \(flat\)\. Measure it: .* -n {ranks}\."):
@@ -146,7 +146,7 @@ def test_a_network_that_was_not_measured_is_refused() -> None:
 
 
 def test_model_comes_back_from_json() -> None:
-    """Read what was written, with what a curve's variant is."""
+    """Read a model back from JSON with its variants."""
     model = NetworkModel.fit([*sweep(), *sweep(make_case("all_gather", in_place=True))])
     assert ["in place"] == list(model.variants.values())
     back = NetworkModel.from_json(json.loads(json.dumps(model.to_json())))
@@ -167,7 +167,7 @@ def test_model_comes_back_from_json() -> None:
     ],
 )
 def test_a_foreign_model_is_refused(change: dict[str, Any], words: str) -> None:
-    """Say in one sentence what it is not."""
+    """Refuse JSON that is not a model in one sentence."""
     with pytest.raises(InputError, match=words):
         NetworkModel.from_json({**NetworkModel.fit(sweep()).to_json(), **change})
     with pytest.raises(InputError, match="no list of curves"):
@@ -176,7 +176,7 @@ def test_a_foreign_model_is_refused(change: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("name", ["bench_xeon2core_20261121", "quick_xeon2core_20261121"])
 def test_kept_runs_are_predicted(name: str) -> None:
-    """Predict sizes left out of kept runs, whose sizes are 4 to 8 apart, with a median error of at most 10 %."""
+    """Predict held-out sizes of kept runs with a median error of at most 10 %."""
     model = NetworkModel.fit(load_run(RESULTS / name).records)
     assert 6 == len(model.curves)
     assert model.held_out_error is not None
@@ -186,7 +186,7 @@ def test_kept_runs_are_predicted(name: str) -> None:
 
 
 def test_a_curve_of_very_many_sizes_is_fitted_to_a_few() -> None:
-    """Fit four hundred sizes as quickly as fifty: evenly thinned, with both ends."""
+    """Fit 400 sizes to an evenly thinned subset with both ends."""
     records = [make_record(make_case(message_bytes=4 * size), time_us=10 + size) for size in range(1, 401)]
     (curve,) = NetworkModel.fit(records).curves.values()
     assert (MOST_SIZES, 4, 1600) == (len(curve.sizes), curve.sizes[0], curve.sizes[-1])

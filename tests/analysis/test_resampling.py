@@ -1,4 +1,4 @@
-"""Tests of what launches say of a prediction: the noise of medians, resamples, intervals."""
+"""Tests of statistics over launches: the noise of medians, resamples and intervals."""
 
 import math
 import warnings
@@ -27,7 +27,7 @@ tables = st.integers(1, 6).flatmap(
 
 @given(tables)
 def test_medians_equal_numpys(table: list[list[float]]) -> None:
-    """Return numpy's medians, and NaN without values."""
+    """Return numpy's medians, and NaN for rows without values."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy warns of rows without a number
         expected = np.nanmedian(np.array(table), axis=-1)
@@ -36,14 +36,14 @@ def test_medians_equal_numpys(table: list[list[float]]) -> None:
 
 @pytest.mark.parametrize("launches", [2, 3, 4, 6, 10])
 def test_noise_is_found(launches: int) -> None:
-    """Find the standard error that medians of so many launches have, which many draws of them show."""
+    """Estimate the standard error of medians over launches within 25 %."""
     drawn = [np.array(launches_of(one, POWERS, noise=0.05, launches=launches, seed=seed)) for seed in range(40)]
     true = np.std([np.log(medians_over_launches(table)) for table in drawn], axis=0).mean()
     assert float(np.mean([noise_of(table).error for table in drawn])) == pytest.approx(true, rel=0.25)
 
 
 def test_slow_launches_are_no_noise() -> None:
-    """Find none where launches differ by the same factor at all sizes, and little where one size is in turmoil."""
+    """Report no noise if launches differ by one factor at all sizes, and little for one noisy size."""
     table = one(np.array(POWERS, dtype=float))[:, None] * np.array([0.8, 1.0, 1.3, 1.5])
     assert 0.0 == pytest.approx(noise_of(table).error, abs=1e-9)
     table[3] *= [1, 9, 0.2, 3]
@@ -51,13 +51,13 @@ def test_slow_launches_are_no_noise() -> None:
 
 
 def test_one_launch_has_unknown_noise() -> None:
-    """Report no degrees of freedom, also if every size has one launch of several."""
+    """Report zero degrees of freedom if every size has one launch."""
     assert 0 == noise_of(np.array([[1.0], [2.0]])).degrees
     assert 0 == noise_of(np.array([[1.0, math.nan], [math.nan, 2.0]])).degrees
 
 
 def test_resamples_keep_launches_together() -> None:
-    """Draw the same launches at all sizes, and keep the median of a size that none of them has."""
+    """Resample the same launches at all sizes."""
     resampled = resampled_medians(np.array([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [math.nan, math.nan, 7.0]]))
     assert (RESAMPLES, 3) == resampled.shape
     assert resampled[:, 1] == pytest.approx(10 * resampled[:, 0])
@@ -67,18 +67,20 @@ def test_resamples_keep_launches_together() -> None:
 
 @pytest.mark.parametrize("launches", [2, 3, 5, 6, 12])
 def test_intervals_of_one_size_are_as_wide_as_those_of_rows(launches: int) -> None:
-    """Compare with the interval of the row of that size."""
+    """Return an interval about as wide as that of the row."""
     widths = []
     for seed in range(60):
         times = np.random.default_rng(seed).lognormal(0, 0.05, launches)
-        ours = interval_of(float(np.median(times)), resampled_medians(times[None, :])[:, 0], launches)
-        rows = launch_interval(times)
-        assert ours is not None
-        assert rows is not None
-        widths.append(math.log(ours.high / ours.low) / math.log(rows.high / rows.low))
+        resampled_interval = interval_of(float(np.median(times)), resampled_medians(times[None, :])[:, 0], launches)
+        row_interval = launch_interval(times)
+        assert resampled_interval is not None
+        assert row_interval is not None
+        widths.append(
+            math.log(resampled_interval.high / resampled_interval.low) / math.log(row_interval.high / row_interval.low)
+        )
     assert 0.6 < float(np.median(widths)) < 1.6
 
 
 def test_one_launch_has_no_interval() -> None:
-    """Give none."""
+    """Return no interval for one launch."""
     assert interval_of(1.0, np.array([]), 1) is None

@@ -1,4 +1,4 @@
-"""Tests of scaling studies: which rows belong together, how time grows, what is printed."""
+"""Tests of scaling studies: which rows belong together, the law of growth, the printed table."""
 
 import io
 from collections.abc import Callable
@@ -26,7 +26,7 @@ INFO = make_info(world_size=16)
 def study(
     law: Callable[[int], float], *, launches: int = 6, noise: float = 0.01, ranks: tuple[int, ...] = RANKS
 ) -> list[Record]:
-    """Return the records of an all-gather on so many of 16 ranks, whose time in us follows a law."""
+    """Return the records of an all-gather on some of 16 ranks whose time in microseconds follows a law."""
     random, records = np.random.default_rng(3), []
     for number in ranks:
         whole = number == max(RANKS)
@@ -44,13 +44,13 @@ def study(
 
 
 def law_in(records: list[Record]) -> str:
-    """Return the law of the only case."""
+    """Return the law of the only growth."""
     (growth,) = growths(records, INFO)
     return growth.law
 
 
 def test_numbers_of_ranks_are_put_together() -> None:
-    """Make one growth of a case on several numbers of ranks, although sizes are rounded differently."""
+    """Join a case on several numbers of ranks into one growth, although sizes are rounded."""
     (growth,) = growths(study(lambda n: 10.0 * n), INFO)
     assert list(RANKS) == list(growth.rows)
     assert [2, 4, 8, 16] == [row.group_size for row in growth.rows.values()]
@@ -59,7 +59,7 @@ def test_numbers_of_ranks_are_put_together() -> None:
 
 
 def test_ratio_is_over_launches() -> None:
-    """Give the time on the most ranks over that on the fewest, with its interval."""
+    """Return the ratio of times on the most and the fewest ranks, with an interval over launches."""
     (growth,) = growths(study(lambda n: 10.0 * n), INFO)
     assert growth.interval is not None
     assert growth.interval.low < growth.ratio < growth.interval.high
@@ -79,18 +79,18 @@ def test_ratio_is_over_launches() -> None:
     ],
 )
 def test_law_is_found(law: Callable[[int], float], expected: str) -> None:
-    """Tell growth with n from growth with its logarithm, from none, and from any other."""
+    """Distinguish linear, logarithmic, constant and other growth."""
     assert expected == law_in(study(law))
 
 
 def test_law_stays_open_where_intervals_allow_both() -> None:
-    """Name both laws where noise hides the difference, and neither growth nor its absence where it hides all."""
+    """Name both laws, or "undecided", if the noise allows them."""
     assert "log2 n or n" == law_in(study(lambda n: 5.0 + 10.0 * n, noise=0.4, ranks=(4, 8, 16)))
     assert "undecided" == law_in(study(lambda _: 20.0, noise=0.5))
 
 
 def rows_within(*intervals: tuple[float, float, float]) -> dict[int, Row]:
-    """Return rows on 2, 4, 8, ... ranks with so long times and their intervals."""
+    """Return rows on 2, 4, 8, ... ranks from (time, low, high) in microseconds."""
     return {
         2**place: Row(time_us=time, time_us_ci_low=low, time_us_ci_high=high)
         for place, (time, low, high) in enumerate(intervals, 1)
@@ -107,7 +107,7 @@ def rows_within(*intervals: tuple[float, float, float]) -> dict[int, Row]:
     ],
 )
 def test_a_law_holds_if_a_line_fits(intervals: list[tuple[float, float, float]], expected: str) -> None:
-    """Name a law if any line runs through all intervals, else none."""
+    """Name a law if a line passes through all intervals."""
     assert expected == law_of(rows_within(*intervals))
 
 
@@ -116,34 +116,34 @@ def test_a_law_holds_if_a_line_fits(intervals: list[tuple[float, float, float]],
     ends=st.lists(st.tuples(st.floats(0.8, 1), st.floats(1, 1.5), st.floats(0, 1)), min_size=3, max_size=6),
 )
 def test_true_law_is_never_denied(slope: float, ends: list[tuple[float, float, float]]) -> None:
-    """Keep the law that the times follow wherever in the intervals the medians lie."""
+    """Accept the true law wherever the medians lie in their intervals."""
     lines = [(1 + slope * 2**place, *end) for place, end in enumerate(ends, 1)]
     rows = rows_within(*((t * (low + at * (high - low)), t * low, t * high) for t, low, high, at in lines))
     assert law_of(rows) in {"constant", "n", "log2 n or n"}
 
 
 def test_two_numbers_of_ranks_make_no_law() -> None:
-    """Look for no law with two unknowns in two times, nor without intervals."""
+    """Name no law for two rank counts or without intervals."""
     assert "" == law_in(study(lambda n: 10.0 * n, ranks=(8, 16)))
     assert "" == law_of({n: Row(time_us=10.0 * n) for n in RANKS})
 
 
 def test_ordinary_runs_are_no_study() -> None:
-    """Make nothing of runs in which all ranks always took part."""
+    """Return no growth for a run in which all ranks always took part."""
     records = [make_record(), make_record(launch=1)]
     assert [] == growths(records, make_info())
     assert 1 == len(all_rank_rows(records, keyed_rows(records, make_info())))
 
 
 def test_patterns_follow_the_order_of_the_rows() -> None:
-    """List all ranks together first, and two in a group before sixteen."""
+    """Sort all ranks first, then groups by size."""
     cases = [make_case(pattern=pattern) for pattern in ("split:16", "split:2", "flat")]
     studied = [Growth(case=case, rows={}, ratio=1.0, interval=None, law="") for case in cases]
     assert ["flat", "split:2", "split:16"] == [growth.case.pattern for growth in sorted(studied, key=order_of)]
 
 
 def test_study_is_printed_as_a_table_of_its_own() -> None:
-    """Show the times side by side, and in the table of operations only those of all ranks."""
+    """Print the study in a separate table, and only all-rank times among the operations."""
     run = Run(path=Path("mine"), info=INFO, records=tuple(study(lambda n: 10.0 * n, noise=0.001)))
     stream = io.StringIO()
     print_run(run, "table", Console(file=stream, width=200, color_system=None))

@@ -1,4 +1,4 @@
-"""Tests of segments: known lines are recovered, noise is not cut in pieces, small messages count."""
+"""Tests of segments: known lines are recovered, noise makes no segments, small messages count."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ from commbench.stats import Floats
 
 
 def fitted(law: Callable[[Floats], Floats], sizes: list[int], *, noise: float = 0.03, **drawn: int) -> list[Segment]:
-    """Return the segments of noisy launches."""
+    """Return the segments fitted to noisy launches."""
     table = np.array(launches_of(law, sizes, noise=noise, **drawn))
     return fit_segments(np.array(sizes, dtype=float), medians_over_launches(table), noise_of(table))
 
@@ -34,7 +34,7 @@ def fitted(law: Callable[[Floats], Floats], sizes: list[int], *, noise: float = 
     ids=["one", "two", "three"],
 )
 def test_known_lines_are_recovered(law: Callable[[Floats], Floats], lines: list[tuple[float, float, int, int]]) -> None:
-    """Find the number of segments, where they end and, within a few times the noise, their lines."""
+    """Recover the number, ends and lines of segments."""
     segments = fitted(law, POWERS)
     assert [line[2:] for line in lines] == [(s.from_bytes, s.to_bytes) for s in segments]
     for segment, (alpha, beta, *_) in zip(segments, lines, strict=True):
@@ -45,25 +45,25 @@ def test_known_lines_are_recovered(law: Callable[[Floats], Floats], lines: list[
 @pytest.mark.parametrize("sizes", [POWERS, COARSE], ids=["22 sizes", "11 sizes"])
 @pytest.mark.parametrize("launches", [1, 2, 6])
 def test_noise_is_no_segment(sizes: list[int], launches: int) -> None:
-    """Cut a straight line into more than one segment in few of 100 draws."""
+    """Split a straight line into segments in at most 10 of 100 draws."""
     draws = [fitted(one, sizes, launches=launches, seed=seed) for seed in range(100)]
     assert sum(len(segments) > 1 for segments in draws) <= 10
 
 
 @pytest.mark.parametrize("launches", [1, 2, 6])
 def test_jumps_are_found_through_noise(launches: int) -> None:
-    """Find two segments in most of 100 draws of half as many sizes, where the second is twice as slow to start."""
+    """Find two segments in at least 80 of 100 draws if the second has twice the latency."""
     draws = [fitted(two, COARSE, launches=launches, seed=seed) for seed in range(100)]
     assert sum(len(segments) > 1 for segments in draws) >= 80
 
 
 def test_small_messages_count_as_much_as_large_ones() -> None:
-    """Find a start-up time that a fit to absolute errors would drown in the noise of the largest message."""
+    """Recover a latency that absolute errors of the largest message would hide."""
     assert fitted(lambda n: 1 + n * 1e-3, POWERS, noise=0.05)[0].alpha_us == pytest.approx(1, rel=0.1)
 
 
 def test_neither_start_up_nor_rate_is_negative() -> None:
-    """Fit times that grow faster than the size, or that fall, by the best line through zero and the best constant."""
+    """Fit a line through zero or a constant instead of negative parameters."""
     sizes, faster, falling = np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 9.0]), np.array([9.0, 3.0, 2.9])
     for times, free in ((faster, 1), (falling, 0)):
         line = fit_line(sizes, times)
@@ -75,7 +75,7 @@ def test_neither_start_up_nor_rate_is_negative() -> None:
 
 
 def test_lines_are_fitted_to_many_at_once() -> None:
-    """Fit every row, and only the points chosen, as each alone."""
+    """Fit many rows and chosen points as if each were fitted alone."""
     sizes = np.array(COARSE, dtype=float)
     rows = np.array(launches_of(one, COARSE)).T
     for row, line in zip(rows, fit_line(sizes, rows), strict=True):
@@ -90,7 +90,7 @@ def test_one_size_has_no_rate() -> None:
 
 
 def test_segments_are_moved_to_other_times() -> None:
-    """Double what they say at each size where all times double, and keep the shape of many rows."""
+    """Scale the lines of fitted segments to other times, in one row or many."""
     sizes = np.array(POWERS, dtype=float)
     segments = fit_segments(sizes, three(sizes))
     assert lines_at(segments, sizes, three(sizes)) == pytest.approx(three(sizes))

@@ -1,4 +1,4 @@
-"""A model of the step, calibrated on steps made by formula, says what the formula does, and refuses what it cannot."""
+"""Tests of the step model: calibrated on simulated steps it predicts others, and refuses unmeasured conditions."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ CAPS = ("default", "0.25", "1", "4", "10", "100")
 
 
 def make_truth(*, beta: float = 3e-3, servers: int = 2, overlap: float = 0.7, slowdown: float = 1.0) -> StepModel:
-    """Return what steps are made by: a step of 150 ms without DDP, and 32 MiB of gradients."""
+    """Return the simulating model: a step of 150 ms without DDP, and 32 MiB of gradients."""
     return make_step_model(
         FACTS,
         LinearNetwork(beta_us_per_byte=beta, servers=servers),
@@ -43,8 +43,11 @@ def make_truth(*, beta: float = 3e-3, servers: int = 2, overlap: float = 0.7, sl
 
 def records_of(truth: StepModel, *cases: TrainingCase) -> list[TrainingRecord]:
     """Return records of the step without DDP, the baseline and ``cases``."""
-    wanted = dict.fromkeys([make_training_case(), *cases])
-    return [*make_local_records(truth), *(record for case in wanted for record in make_step_records(truth, case))]
+    distinct_cases = dict.fromkeys([make_training_case(), *cases])
+    return [
+        *make_local_records(truth),
+        *(record for case in distinct_cases for record in make_step_records(truth, case)),
+    ]
 
 
 @pytest.mark.parametrize("hook", ["none", "fp16", "topk:0.01"])
@@ -61,7 +64,7 @@ def records_of(truth: StepModel, *cases: TrainingCase) -> list[TrainingRecord]:
     ],
 )
 def test_other_bucket_sizes_are_predicted_from_one(truth: StepModel, hook: str) -> None:
-    """Predict every bucket size within 5 % from the default's step, also where that lies outside both bounds."""
+    """Predict every bucket size within 5 % from the default's step."""
     case = make_training_case(hook)
     model = StepModel.calibrate(FACTS, truth.network, records_of(truth, case))
     for cap in CAPS:
@@ -71,7 +74,7 @@ def test_other_bucket_sizes_are_predicted_from_one(truth: StepModel, hook: str) 
 
 
 def test_several_measured_settings_are_all_used() -> None:
-    """Find overlap and slowdown from two settings that one alone could not tell apart."""
+    """Recover overlap and slowdown from several settings."""
     truth = make_truth(beta=2e-3, overlap=0.6, slowdown=1.25)
     cases = [make_training_case(cap=cap) for cap in ("default", "100", "1")]
     model = StepModel.calibrate(FACTS, truth.network, records_of(truth, *cases))
@@ -80,24 +83,24 @@ def test_several_measured_settings_are_all_used() -> None:
 
 
 def test_extremes_agree_where_it_was_measured_and_part_on_slower_networks() -> None:
-    """Meet the measured step with the least and the most slowdown, and show how unsure a network of a tenth is."""
+    """Both extreme models match measured steps and differ on a slower network."""
     truth = make_truth()
     case, sparse = make_training_case(), make_training_case("topk:0.01")
     model = StepModel.calibrate(FACTS, truth.network, records_of(truth, sparse))
     low, high = model.extremes()
     assert low.slowdown < model.slowdown < high.slowdown
-    for one in (case, sparse):
-        steps = [each.predict(one).step_ms for each in (low, model, high)]
-        assert steps == pytest.approx([truth.predict(one).step_ms] * 3, rel=0.005)
+    for trained_case in (case, sparse):
+        steps = [each.predict(trained_case).step_ms for each in (low, model, high)]
+        assert steps == pytest.approx([truth.predict(trained_case).step_ms] * 3, rel=0.005)
     slower = LinearNetwork(beta_us_per_byte=3e-2)
-    there = [dataclasses.replace(each, network=slower).predict(case).step_ms for each in (low, model, high)]
-    assert there == sorted(there)
-    assert there[2] > 1.02 * there[0]
+    step_times_ms = [dataclasses.replace(each, network=slower).predict(case).step_ms for each in (low, model, high)]
+    assert step_times_ms == sorted(step_times_ms)
+    assert step_times_ms[2] > 1.02 * step_times_ms[0]
     assert truth.extremes() == (truth, truth)
 
 
 def test_bounds_know_nothing_of_slowdown() -> None:
-    """Give the bounds of communication as long as on the network alone, but always around the prediction."""
+    """Compute both bounds without slowdown, and extend them to include the prediction."""
     case = make_training_case(cap="1")
     usual, slow = make_truth().predict(case), make_truth(slowdown=1.05).predict(case)
     assert (slow.overlapped_ms, slow.serial_ms) == (usual.overlapped_ms, usual.serial_ms)
@@ -107,7 +110,7 @@ def test_bounds_know_nothing_of_slowdown() -> None:
 
 
 def test_the_parts_of_a_step_are_calibrated() -> None:
-    """Take the parts from the step without DDP, and DDP's additions from the others."""
+    """Calibrate the parts on the step without DDP, and DDP's additions on the others."""
     truth = make_truth()
     model = StepModel.calibrate(FACTS, truth.network, records_of(truth, make_training_case("fp16")))
     for name in ("forward_ms", "backward_ms", "optimizer_ms", "other_ms", "ddp_forward_ms", "copy_ms_per_byte"):
@@ -117,16 +120,16 @@ def test_the_parts_of_a_step_are_calibrated() -> None:
 
 
 def test_bounds_hold_the_prediction() -> None:
-    """Predict between both bounds, which are the further apart the more there is to overlap."""
+    """Predict between the overlapped and the serial bound; one bucket makes them equal."""
     model = make_truth()
-    several, one = (model.predict(make_training_case(cap=cap)) for cap in ("1", "100"))
+    several, single = (model.predict(make_training_case(cap=cap)) for cap in ("1", "100"))
     assert several.overlapped_ms < several.step_ms < several.serial_ms
-    assert one.overlapped_ms == pytest.approx(one.step_ms) == pytest.approx(one.serial_ms)
+    assert single.overlapped_ms == pytest.approx(single.step_ms) == pytest.approx(single.serial_ms)
     assert 0 < several.exposed_comm_ms < several.step_ms
 
 
 def test_ready_times_grow_with_the_backward_pass() -> None:
-    """Scale the inspection's ready times to the backward pass as all ranks measured it side by side."""
+    """Scale the inspected ready times to the measured backward pass."""
     model = dataclasses.replace(make_truth(), backward_ms=200.0)
     ready = [bucket.ready_ms for bucket in model.work(make_training_case(cap="0.25"))]
     assert [2 * time for time in [bucket.ready_ms for bucket in make_truth().work(make_training_case(cap="0.25"))]] == (
@@ -135,7 +138,7 @@ def test_ready_times_grow_with_the_backward_pass() -> None:
 
 
 def test_accumulation_exchanges_in_the_last_pass() -> None:
-    """Add a forward and a backward pass for every further micro-batch, and nothing else."""
+    """Add one forward and one backward pass per further micro-batch."""
     model = make_truth()
     once, four = (model.predict(make_training_case(accumulation=passes)) for passes in (1, 4))
     assert four.step_ms - once.step_ms == pytest.approx(3 * (model.forward_ms + model.backward_ms))
@@ -143,18 +146,18 @@ def test_accumulation_exchanges_in_the_last_pass() -> None:
 
 
 def test_bucket_views_cost_as_much() -> None:
-    """Predict gradients that are views of buckets like others: set to None after each step, they are copied, too."""
+    """Predict the same step with and without gradients as bucket views."""
     model = make_truth()
     assert model.predict(make_training_case(bucket_view=True)).step_ms == model.predict(make_training_case()).step_ms
 
 
 def test_the_step_without_ddp_is_predicted_as_measured() -> None:
-    """Add up the parts of a step that exchanges nothing."""
+    """Predict the step without DDP as the sum of its parts."""
     assert make_truth().predict(make_training_case("local")).step_ms == pytest.approx(40 + 100 + 10 + 0.5)
 
 
 def test_confirmations_count_as_the_same_setting() -> None:
-    """Give the same model for records of the sweep and of fresh blocks."""
+    """Calibrate the same model on records of the sweep and of confirmations."""
     truth = make_truth()
     records = records_of(truth)
     again = [dataclasses.replace(r, case=dataclasses.replace(r.case, phase="confirm")) for r in records]
@@ -176,7 +179,7 @@ def test_a_hook_with_unmeasured_collectives_is_left_out() -> None:
     ("missing", "sentence"), [("local", "step without DDP, which was not measured"), ("none", "baseline")]
 )
 def test_calibrating_needs_the_step_without_ddp_and_the_baseline(missing: str, sentence: str) -> None:
-    """Refuse records in which one of them is missing."""
+    """Refuse records without the local step or without the baseline."""
     truth = make_truth()
     records = [r for r in records_of(truth, make_training_case("fp16")) if r.case.hook != missing]
     with pytest.raises(InputError, match=sentence):
@@ -184,7 +187,7 @@ def test_calibrating_needs_the_step_without_ddp_and_the_baseline(missing: str, s
 
 
 def test_failed_records_do_not_count() -> None:
-    """Calibrate on what was measured soundly only."""
+    """Calibrate only on valid records."""
     truth = make_truth()
     failed = [
         dataclasses.replace(r, status="wrong", step_ms=[1.0]) for r in make_step_records(truth, make_training_case())
@@ -194,7 +197,7 @@ def test_failed_records_do_not_count() -> None:
 
 
 def noisy_network(truth: StepModel, seed: int) -> MeasuredNetwork:
-    """Return curves of two launches, each up to twice as long as it should be below 256 KiB, and 3 % off above."""
+    """Return curves of two launches: up to twice the true time below 256 KiB, within 3 % above."""
     draw = np.random.default_rng(seed)
     sizes = [KIB * 4**power for power in range(9)]
     curves = {}
@@ -213,7 +216,7 @@ def noisy_network(truth: StepModel, seed: int) -> MeasuredNetwork:
 
 @pytest.mark.parametrize("hook", ["none", "fp16", "topk:0.01"])
 def test_noise_of_small_messages_does_not_distort_predictions(hook: str) -> None:
-    """Predict other bucket sizes nearly as well where two launches of a loaded machine disagree on small messages."""
+    """Predict within 2 % at the median despite noisy small messages."""
     truth = make_truth()
     case = make_training_case(hook)
     errors = []
@@ -238,7 +241,7 @@ def test_noise_of_small_messages_does_not_distort_predictions(hook: str) -> None
     ],
 )
 def test_other_conditions_are_refused(changes: dict[str, object], sentence: str) -> None:
-    """Name what was asked for and what was measured."""
+    """Refuse a case under other conditions; name the requested and the measured ones."""
     case = dataclasses.replace(make_training_case(), **changes)
     with pytest.raises(InputError, match=sentence):
         make_truth().predict(case)

@@ -1,4 +1,4 @@
-"""Tests of who is named as slow, from a matrix and from ordinary cases."""
+"""Tests of straggler detection in matrices and ordinary cases."""
 
 import json
 import math
@@ -23,13 +23,13 @@ from commbench.results.pairs import Matrix, matrices
 
 
 def findings_of(hosts: int, ranks_per_host: int = 1, **rule: Any) -> Findings:
-    """Return what is found in one made-up matrix."""
+    """Return the findings in one simulated matrix."""
     records, info = make_matrix(hosts, ranks_per_host, **rule), make_hosts(hosts, ranks_per_host)
     return find_stragglers(matrices(records, info), records, info)
 
 
 def named(findings: Findings) -> list[tuple[str, str]]:
-    """Return kind and name of all stragglers."""
+    """Return type and name of all stragglers."""
     return [(straggler.kind, straggler.name) for straggler in findings.stragglers]
 
 
@@ -39,7 +39,7 @@ def named(findings: Findings) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("hosts", [3, 4, 5, 16])
 def test_quarter_rate_host_is_named_and_no_link(hosts: int, *, symmetric: bool) -> None:
-    """Name the one host at a quarter of the rate, not its links, with its factor."""
+    """Name the host at a quarter of the rate with its factor, and none of its links."""
     findings = findings_of(hosts, host_slowness=touching(2, 4.0), symmetric=symmetric)
     assert [("host", "host3")] == named(findings)
     (straggler,) = findings.stragglers
@@ -52,14 +52,14 @@ def test_quarter_rate_host_is_named_and_no_link(hosts: int, *, symmetric: bool) 
 
 @pytest.mark.parametrize(("rule", "does"), [(sending, ": sending takes it {}"), (receiving, ": receiving takes it {}")])
 def test_one_way_host_is_named_with_its_way(rule: Any, does: str) -> None:
-    """Say that a host is slow only as a sender, or only as a receiver."""
+    """Name the direction of a host that is slow only as sender or only as receiver."""
     findings = findings_of(5, host_slowness=rule(1, 3.0))
     assert [("host", "host2")] == named(findings)
     assert findings.stragglers[0].does.startswith(does)
 
 
 def test_two_slow_hosts_are_both_named() -> None:
-    """Name two hosts of four, the worse first, where each healthy one is left one good link."""
+    """Name two slow hosts of four, the worse first."""
 
     def rule(a: int, b: int) -> float:
         return max(5.0 if 3 in {a, b} else 1.0, 3.0 if 0 in {a, b} else 1.0)
@@ -68,7 +68,7 @@ def test_two_slow_hosts_are_both_named() -> None:
 
 
 def test_two_hosts_name_no_straggler() -> None:
-    """Report that two hosts cannot be distinguished, and the slower direction."""
+    """Report the slower direction of two hosts, and that the straggler cannot be determined."""
     findings = findings_of(2, host_slowness=sending(1, 3.0))
     (remark,) = findings.remarks
     assert [] == findings.stragglers
@@ -78,7 +78,7 @@ def test_two_hosts_name_no_straggler() -> None:
 
 
 def test_two_hosts_with_a_direction_that_was_never_timed() -> None:
-    """Compare no directions where there is one, and those of the launches that have both."""
+    """Compare directions only in launches that timed both."""
     records, info = make_matrix(2, host_slowness=sending(1, 3.0)), make_hosts(2)
     alone = without(records, (0, 1))
     assert ["with two hosts it cannot"] == [
@@ -90,7 +90,7 @@ def test_two_hosts_with_a_direction_that_was_never_timed() -> None:
 
 
 def test_host_is_named_by_its_own_pairs() -> None:
-    """Name a host within which all pairs are slow, although it is fast with others."""
+    """Name a host whose own pairs are slow, although its links are not."""
     findings = findings_of(4, 4, host_slowness=lambda a, b: 1.5 if a == b == 1 else 1.0)
     assert [("host", "host2")] == named(findings)
     assert ": pairs of its own ranks take {} as long as the others'" == findings.stragglers[0].does
@@ -100,7 +100,7 @@ def test_host_is_named_by_its_own_pairs() -> None:
 
 
 def test_rank_is_named_within_its_host() -> None:
-    """Name the rank behind a slow rail of a healthy host, also with two hosts."""
+    """Name the rank with a slow link to other hosts, also with two hosts."""
     for hosts in (2, 4):
         findings = findings_of(hosts, 2, rank_slowness=lambda a, b: 3.0 if 3 in {a, b} and 2 not in {a, b} else 1.0)
         assert [("rank", "rank 3 on host2")] == named(findings)
@@ -113,7 +113,7 @@ def test_rank_of_a_single_host_is_named() -> None:
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_single_link_is_named(*, symmetric: bool) -> None:
-    """Name one slow link and neither of its hosts, with its direction where that was measured."""
+    """Name one slow link, with its direction if measured, and neither of its hosts."""
     links = {(1, 2), (2, 1)} if symmetric else {(1, 2)}
     findings = findings_of(4, host_slowness=lambda a, b: 4.0 if (a, b) in links else 1.0, symmetric=symmetric)
     assert [("link", "host2 - host3" if symmetric else "host2 -> host3")] == named(findings)
@@ -138,7 +138,7 @@ def test_link_within_a_host_is_named() -> None:
 
 @pytest.mark.parametrize(("hosts", "first"), [(4, 2), (8, 4), (9, 3)])
 def test_uplink_is_named_once(hosts: int, first: int) -> None:
-    """Name what joins two racks instead of all links between them."""
+    """Name the uplink between two racks instead of all links between them."""
     findings = findings_of(hosts, host_slowness=crossing(first, 4.0))
     (straggler,) = findings.stragglers
     assert "uplink" == straggler.kind
@@ -152,7 +152,7 @@ def test_uplink_is_named_once(hosts: int, first: int) -> None:
 
 
 def test_equal_units_report_the_detectable_difference() -> None:
-    """Name no straggler, and count the comparisons."""
+    """Name no straggler among equals, and report comparisons and detectable differences."""
     findings = findings_of(4, 2)
     assert [] == findings.stragglers
     counted = {(family.kind, family.count) for family in findings.families}
@@ -162,7 +162,7 @@ def test_equal_units_report_the_detectable_difference() -> None:
 
 
 def test_one_launch_is_too_few() -> None:
-    """Name nothing from one launch of four hosts, and say how many it takes."""
+    """Name no straggler from one launch, and report how many launches are needed."""
     findings = findings_of(4, launches=1, host_slowness=touching(0, 4.0))
     assert [] == findings.stragglers
     assert all(family.launches < family.needed for family in findings.families)
@@ -170,7 +170,7 @@ def test_one_launch_is_too_few() -> None:
 
 
 def test_wrong_data_is_left_out() -> None:
-    """Judge a host by the pairs whose data was right."""
+    """Exclude pairs with wrong data."""
     records, info = make_matrix(5), make_hosts(5)
     broken = [replace(p, time_us=900.0, wrong=1) if (p.source, p.target) == (0, 1) else p for p in records[0].pairs]
     records = [replace(record, pairs=broken) for record in records]
@@ -178,7 +178,7 @@ def test_wrong_data_is_left_out() -> None:
 
 
 def logs_as_matrix(logs: np.ndarray) -> Matrix:
-    """Return one rank a host with such logarithms of times, (launches, hosts, hosts)."""
+    """Return a matrix of one rank per host from logarithms of times, (launches, hosts, hosts)."""
     source, target = np.nonzero(~np.eye(logs.shape[1], dtype=bool))
     times = np.exp(logs[:, source, target])
     return Matrix(
@@ -195,10 +195,7 @@ def logs_as_matrix(logs: np.ndarray) -> Matrix:
 
 
 def noise(kind: str, hosts: int, spread: float, random: np.random.Generator, launches: int = 6) -> np.ndarray:
-    """Return what launches make of equals: noise per pair and launch, 1 % of pairs far off, and of a kind besides.
-
-    ``launches`` in two modes, ``hosts`` disturbed for a launch, or 30 % of ``pairs`` in a slow mode.
-    """
+    """Return noise of equal hosts with 1 % outliers; ``kind``: bimodal launches, disturbed hosts or slow pairs."""
     shape = (launches, hosts, hosts)
     logs = random.normal(0, spread, shape) + (random.random(shape) < 0.01) * random.exponential(1.0, shape)
     slow_mode = math.log(0.95 / 0.64)
@@ -216,7 +213,7 @@ def noise(kind: str, hosts: int, spread: float, random: np.random.Generator, lau
 @pytest.mark.parametrize("kind", ["plain", "launches", "hosts", "pairs"])
 @pytest.mark.parametrize(("hosts", "runs"), [(3, 100), (4, 200), (8, 100), (64, 10)])
 def test_false_alarms_are_rare(hosts: int, runs: int, kind: str, spread: float) -> None:
-    """Name anything in at most 1 % of runs of equal hosts, and one more for the luck of the seed."""
+    """Name a straggler among equal hosts in at most 1 % of runs, plus one for the chosen seed."""
     random, done = np.random.default_rng(hosts), repetitions(runs)
     alarms = sum(
         bool(judge_matrix(logs_as_matrix(noise(kind, hosts, spread, random)), ALPHA).stragglers) for _ in range(done)
@@ -227,7 +224,7 @@ def test_false_alarms_are_rare(hosts: int, runs: int, kind: str, spread: float) 
 @pytest.mark.parametrize("spread", [0.03, 0.1])
 @pytest.mark.parametrize(("hosts", "runs", "least"), [(4, 100, 0.95), (8, 50, 0.98), (64, 10, 1.0)])
 def test_host_at_three_quarters_is_found(hosts: int, runs: int, least: float, spread: float) -> None:
-    """Name the host that has three quarters of the others' rate, and nothing else."""
+    """Name exactly the host with 75 % of the others' rate."""
     random, hits, done = np.random.default_rng(hosts), 0, repetitions(runs)
     for _ in range(done):
         logs = noise("launches", hosts, spread, random)
@@ -238,7 +235,7 @@ def test_host_at_three_quarters_is_found(hosts: int, runs: int, least: float, sp
 
 
 def test_grouped_quantile_is_of_values_that_occur() -> None:
-    """Take the lower quartile of three as the least, of eight as the second; NaN for none."""
+    """Return an occurring value as lower quartile of each group, and NaN for an empty group."""
     values = np.array([[3.0, 1.0, 2.0, *range(8), math.nan]])
     group = np.array([0] * 3 + [1] * 8 + [2])
     first, second, none = grouped_quantile(values, group, 3, 0.25)[0]
@@ -252,7 +249,7 @@ def test_grouped_quantile_is_of_values_that_occur() -> None:
 def ordinary(
     operations: dict[str, list[float]], *, launches: int = 6, backend: str = "mpi", arrivals: Any = None, **changes: Any
 ) -> list[Record]:
-    """Return records of operations whose ranks take 100 us times what is given, with 2 % of noise."""
+    """Return records of operations whose ranks take 100 us times ``factors``, with 2 % noise."""
     random = np.random.default_rng(5)
     return [
         make_record(
@@ -271,7 +268,7 @@ def ordinary(
 
 
 def ordinary_findings(records: list[Record], hosts: int = 4) -> Findings:
-    """Return what ordinary records of four ranks say."""
+    """Return the findings in ordinary records of four ranks."""
     return find_stragglers([], records, make_hosts(hosts, 4 // hosts))
 
 
@@ -280,7 +277,7 @@ EQUAL = [1.0] * 4
 
 
 def test_rank_that_takes_long_in_everything_is_named() -> None:
-    """Name the rank whose own time is the longest in two kinds of operation."""
+    """Name the rank with the longest own time in two types of operation."""
     findings = ordinary_findings(ordinary({"all_reduce": SLOW, "all_gather": SLOW}))
     assert [("rank", "rank 2 on host3")] == named(findings)
     assert "mpi all_reduce, all_gather" == findings.stragglers[0].measured
@@ -288,7 +285,7 @@ def test_rank_that_takes_long_in_everything_is_named() -> None:
 
 
 def test_rank_that_arrives_late_is_named() -> None:
-    """Name the rank that all wait for."""
+    """Name the rank that arrives last."""
     records = ordinary({"all_reduce": EQUAL, "barrier": EQUAL}, arrivals=[0, 30.0, 0, 0])
     findings = ordinary_findings(records, hosts=1)
     assert [("rank", "rank 1")] == named(findings)
@@ -306,18 +303,18 @@ def test_rank_that_arrives_late_is_named() -> None:
     ids=["one of two", "one kind", "unequal parts", "two ranks"],
 )
 def test_place_in_an_algorithm_is_no_fault(operations: dict[str, list[float]]) -> None:
-    """Name nobody who is slow in one kind of operation, by the part it has, or of two."""
+    """Name no rank that is slow in one type of operation only."""
     assert [] == ordinary_findings(ordinary(operations)).stragglers
 
 
 def test_oversubscribed_ranks_are_not_compared() -> None:
-    """Make no comparison at all."""
+    """Compare no oversubscribed ranks."""
     records = ordinary({"all_reduce": SLOW, "all_gather": SLOW}, flags=("oversubscribed",))
     assert {} == ordinary_findings(records).to_json()
 
 
 def grouped(factors: list[float], **changes: Any) -> list[Record]:
-    """Return records of the pattern node: two ranks on each host, whose operations take so long."""
+    """Return records of the pattern node with two ranks per host, whose times are 100 us times ``factors``."""
     random = np.random.default_rng(6)
     return [
         make_record(
@@ -339,7 +336,7 @@ def grouped(factors: list[float], **changes: Any) -> list[Record]:
 
 
 def test_slow_group_is_named() -> None:
-    """Name the group that is slower than those that ran beside it, with its host."""
+    """Name the group that is slower than its concurrent peers, with its host."""
     findings = find_stragglers([], grouped([1, 1, 1, 1.5]), make_hosts(4, 2))
     assert [("group", "ranks 6-7 on host4")] == named(findings)
     assert [] == find_stragglers([], grouped([1, 1, 1, 1]), make_hosts(4, 2)).stragglers
@@ -348,7 +345,7 @@ def test_slow_group_is_named() -> None:
 
 @pytest.mark.parametrize("last", ["all_reduce", "latency"])
 def test_slow_group_is_named_in_any_order(last: str) -> None:
-    """Compare the ends of pair operations for themselves, whichever operation was measured last."""
+    """Judge pair operations separately, in any order of records."""
     ends = [
         replace(
             record,
@@ -368,7 +365,7 @@ def test_slow_group_is_named_in_any_order(last: str) -> None:
 
 
 def test_run_json_lists_the_stragglers(tmp_path: Path) -> None:
-    """Write stragglers and the number of comparisons, or nothing without comparisons."""
+    """Write stragglers and comparisons to run.json, or nothing without comparisons."""
     with Store.open(tmp_path / "mine", make_hosts(4)) as store:
         store.append(make_record())
         write_tables(store)

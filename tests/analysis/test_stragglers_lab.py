@@ -1,4 +1,4 @@
-"""Tests of naming the slow host on an emulated cluster of four."""
+"""Tests of straggler detection on an emulated cluster of four hosts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ MATRIX = ("matrix", "-c", "bandwidth", "--backend", "mpi", "--sizes", "8K", "-n"
 
 
 def stragglers_of(out: Path, *lab: str) -> Sequence[tuple[str, str, float]]:
-    """Measure the matrix in a lab of four hosts; return kind, name and factor of who is named."""
+    """Measure the matrix in a lab of four hosts; return type, name and factor of each straggler."""
     records = records_from_lab(out, *MATRIX, lab=("--hosts", "4", "--rate", "100mbit", *lab), timeout_s=280)
     assert ["ok"] * 6 == [record.status for record in records if isinstance(record, Record)]
     return [
@@ -26,7 +26,7 @@ def stragglers_of(out: Path, *lab: str) -> Sequence[tuple[str, str, float]]:
 
 
 def test_host_at_a_quarter_of_the_rate_is_named(tmp_path: Path) -> None:
-    """Name exactly the host whose link has a quarter of the others' rate, none of its links, and by how much."""
+    """Name exactly the host at a quarter of the link rate, with its factor."""
     ((kind, name, factor),) = stragglers_of(tmp_path / "r", "--slow", "host2=25mbit")
     assert ("host", "host2") == (kind, name)
     assert 2.5 < factor < 5.5
@@ -34,5 +34,5 @@ def test_host_at_a_quarter_of_the_rate_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("attempt", [1, 2, 3])
 def test_equal_hosts_are_left_alone(tmp_path: Path, attempt: int) -> None:
-    """Name nobody where all links have the same rate."""
+    """Name no straggler if all links have the same rate."""
     assert [] == stragglers_of(tmp_path / f"r{attempt}")

@@ -1,4 +1,4 @@
-"""The timeline of a backward pass against closed forms, and against what no timeline may break."""
+"""Tests of the timeline of a backward pass: against closed forms, and against invariants."""
 
 import dataclasses
 import math
@@ -11,13 +11,13 @@ from commbench.analysis.prediction.timeline import BucketWork, overlapped, seria
 
 
 def make_work(ready_ms: float, comm_ms: float, **changes: float) -> BucketWork:
-    """Return a bucket of 1 MB that costs nothing but its communication."""
+    """Return a bucket of 1 MB without costs except communication."""
     fields = {"size_bytes": 1_000_000, "encode_ms": 0.0, "decode_ms": 0.0}
     return BucketWork(ready_ms=ready_ms, comm_ms=comm_ms, **{**fields, **changes})
 
 
 def uniform(buckets: int, *, backward_ms: float, alpha_ms: float, comm_ms: float) -> list[BucketWork]:
-    """Return equal buckets of a model whose gradients come evenly: ``comm_ms`` for all its bytes, ``alpha_ms`` each."""
+    """Return equal buckets of evenly ready gradients: ``comm_ms`` in all, ``alpha_ms`` per bucket."""
     return [
         make_work(backward_ms * (i + 1) / buckets, alpha_ms + comm_ms / buckets, latency_ms=alpha_ms)
         for i in range(buckets)
@@ -26,7 +26,7 @@ def uniform(buckets: int, *, backward_ms: float, alpha_ms: float, comm_ms: float
 
 @pytest.mark.parametrize("buckets", [1, 2, 5, 20, 100])
 def test_a_slow_network_is_waited_for_from_the_first_bucket_on(buckets: int) -> None:
-    """End at B/k + k alpha + beta N where communication never lets up."""
+    """End at B/k + k alpha + beta N if communication never idles."""
     work = uniform(buckets, backward_ms=100, alpha_ms=0.05, comm_ms=200)
     timeline = overlapped(work, 100, servers=1)
     assert timeline.end_ms == pytest.approx(100 / buckets + buckets * 0.05 + 200)
@@ -34,7 +34,7 @@ def test_a_slow_network_is_waited_for_from_the_first_bucket_on(buckets: int) -> 
 
 
 def test_the_best_bucket_on_a_slow_network_is_the_textbooks() -> None:
-    """Be fastest at c = N sqrt(alpha / B): for 100 MB, 100 ms and 50 us at 2.2 MB, that is 45 buckets, 204 ms."""
+    """End earliest at the closed form's N sqrt(alpha / B): 45 buckets, 204 ms."""
     ends = {
         k: overlapped(uniform(k, backward_ms=100, alpha_ms=0.05, comm_ms=200), 100, servers=1).end_ms
         for k in range(1, 101)
@@ -45,7 +45,7 @@ def test_the_best_bucket_on_a_slow_network_is_the_textbooks() -> None:
 
 
 def test_a_fast_network_leaves_only_the_last_bucket_exposed() -> None:
-    """Expose alpha + beta c where every bucket is through before the next is ready."""
+    """Expose only alpha + beta c of the last bucket on a fast network."""
     timeline = overlapped(uniform(10, backward_ms=100, alpha_ms=0.5, comm_ms=20), 100, servers=1)
     assert timeline.exposed_ms == pytest.approx(0.5 + 2)
 
@@ -57,13 +57,13 @@ def test_two_servers_share_the_link() -> None:
 
 
 def test_two_servers_hide_latency() -> None:
-    """Have the latencies of two buckets pass at the same time, but not their transfers."""
+    """Overlap the latencies of two buckets, but not their transfers."""
     timeline = overlapped([make_work(0, 10, latency_ms=4)] * 2, 0, servers=2)
     assert timeline.end_ms == pytest.approx(4 + 12)
 
 
 def test_encoding_delays_every_later_gradient() -> None:
-    """Shift the second bucket and the end by what the first bucket's encoding takes."""
+    """Delay later buckets and the end by the first bucket's encoding time."""
     timeline = overlapped([make_work(10, 1, encode_ms=5), make_work(20, 1, encode_ms=2)], 30, servers=1)
     assert [(10, 15, 16), (25, 27, 28)] == [(b.ready_ms, b.start_ms, b.done_ms) for b in timeline.buckets]
     assert 37 == timeline.end_ms
@@ -71,14 +71,14 @@ def test_encoding_delays_every_later_gradient() -> None:
 
 
 def test_decoding_keeps_the_server_but_not_the_link() -> None:
-    """Let a second server send while the first decodes."""
+    """Send with a second server while the first decodes."""
     work = [make_work(0, 10, decode_ms=5)] * 2
     assert 30 == overlapped(work, 0, servers=1).end_ms
     assert 25 == overlapped(work, 0, servers=2).end_ms
 
 
 def test_copies_count_as_ddp_makes_them() -> None:
-    """Copy in as part of the backward pass, and out in order once all is computed."""
+    """Copy in during the backward pass, and copy out in order after it."""
     work = [make_work(10, 30, copy_in_ms=2, copy_out_ms=4), make_work(20, 1, copy_in_ms=1, copy_out_ms=3)]
     timeline = overlapped(work, 20, servers=1)
     assert [(12, 12, 42), (23, 42, 43)] == [(b.ready_ms, b.start_ms, b.done_ms) for b in timeline.buckets]
@@ -96,18 +96,18 @@ def test_copies_count_as_ddp_makes_them() -> None:
     ],
 )
 def test_communication_takes_its_share_of_the_core(contention: float, expected: float) -> None:
-    """Slow computing by the share that communication takes, and both where it wants more than half."""
+    """Slow computation by the communication's share of the core."""
     timeline = overlapped([make_work(10, 20)], 40, servers=1, contention=contention)
     assert timeline.end_ms == pytest.approx(expected)
 
 
 def test_what_is_not_overlapped_is_not_slowed() -> None:
-    """Communicate at full speed once the backward pass is over."""
+    """Communicate at full speed after the backward pass."""
     assert overlapped([make_work(40, 20)], 40, servers=1, contention=1.0).end_ms == pytest.approx(60)
 
 
 def test_serial_adds_up_everything() -> None:
-    """Take backward, copies, encoding, communication and decoding one after the other."""
+    """Add backward pass, copies, encoding, communication and decoding."""
     work = [
         make_work(10, 5, encode_ms=1, decode_ms=2, copy_in_ms=0.5, copy_out_ms=0.25),
         make_work(30, 7, encode_ms=3, decode_ms=4),
@@ -119,7 +119,7 @@ def test_serial_adds_up_everything() -> None:
 
 
 def test_nothing_to_send_is_the_backward_pass() -> None:
-    """End with the backward pass where there are no buckets."""
+    """End with the backward pass if there are no buckets."""
     assert 30 == overlapped([], 30, servers=2, contention=0.5).end_ms == serial([], 30).end_ms
 
 
@@ -141,7 +141,7 @@ shares = st.floats(min_value=0, max_value=1)
 
 @given(works, st.integers(min_value=1, max_value=3), shares)
 def test_no_timeline_is_out_of_bounds(work: list[BucketWork], servers: int, contention: float) -> None:
-    """Never end after the serial timeline nor before what must be computed; never expose less than nothing."""
+    """End between the computation and the serial timeline, with non-negative exposed time."""
     backward_ms = max([0.0, *(bucket.ready_ms for bucket in work)])
     timeline, most = overlapped(work, backward_ms, servers=servers, contention=contention), serial(work, backward_ms)
     computed = backward_ms + sum(bucket.encode_ms + bucket.copy_in_ms for bucket in work)
@@ -152,19 +152,19 @@ def test_no_timeline_is_out_of_bounds(work: list[BucketWork], servers: int, cont
 
 @given(works, st.integers(min_value=1, max_value=3), shares)
 def test_buckets_go_in_order(work: list[BucketWork], servers: int, contention: float) -> None:
-    """Start in the order given, no bucket before it is ready, none done before it could be sent."""
-    told = overlapped(work, 50, servers=servers, contention=contention).buckets
-    starts = [bucket.start_ms for bucket in told]
+    """Start buckets in order, each after it is ready, and finish each after its work."""
+    timed_buckets = overlapped(work, 50, servers=servers, contention=contention).buckets
+    starts = [bucket.start_ms for bucket in timed_buckets]
     assert sorted(starts) == starts
-    for bucket, one in zip(work, told, strict=True):
-        assert bucket.ready_ms <= one.ready_ms + 1e-6
-        assert one.ready_ms + bucket.encode_ms <= one.start_ms + 1e-6
-        assert one.start_ms + bucket.comm_ms + bucket.decode_ms <= one.done_ms + 1e-6
+    for bucket, timed in zip(work, timed_buckets, strict=True):
+        assert bucket.ready_ms <= timed.ready_ms + 1e-6
+        assert timed.ready_ms + bucket.encode_ms <= timed.start_ms + 1e-6
+        assert timed.start_ms + bucket.comm_ms + bucket.decode_ms <= timed.done_ms + 1e-6
 
 
 @given(works, st.integers(min_value=1, max_value=3))
 def test_more_servers_are_never_slower(work: list[BucketWork], servers: int) -> None:
-    """Lose nothing by one server more, as long as buckets are nothing but transfers: others may be overtaken."""
+    """End no later with one more server if buckets are pure transfers."""
     work = [dataclasses.replace(bucket, decode_ms=0.0, latency_ms=0.0, copy_out_ms=0.0) for bucket in work]
     more, fewer = (overlapped(work, 50, servers=count).end_ms for count in (servers + 1, servers))
     assert more <= fewer + 1e-6
@@ -172,7 +172,7 @@ def test_more_servers_are_never_slower(work: list[BucketWork], servers: int) -> 
 
 @given(works, shares, shares)
 def test_more_contention_is_never_faster(work: list[BucketWork], one: float, other: float) -> None:
-    """Gain nothing by losing more of the core, with one server and nothing copied out in order at the end."""
+    """End no earlier with more contention, for one server without copies out."""
     work = [dataclasses.replace(bucket, copy_out_ms=0.0) for bucket in work]
     less, more = (overlapped(work, 50, servers=1, contention=share).end_ms for share in sorted((one, other)))
     assert less <= more + 1e-6

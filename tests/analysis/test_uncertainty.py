@@ -1,4 +1,4 @@
-"""Tests of how sure steps and break-evens are: as sure as the network and the steps that were left out, no surer."""
+"""Tests of the intervals of predicted steps and break-evens: they include network and step errors."""
 
 import dataclasses
 import math
@@ -22,13 +22,13 @@ def unsure_network() -> GrowingNetwork:
 
 
 def steps_on(ranks: int, network: GrowingNetwork | None = None, error: float = 0.0) -> UncertainSteps:
-    """Return the calibrated workload on so many ranks."""
+    """Return the calibrated workload on ``ranks`` ranks."""
     model, network = calibrated(network)
     return UncertainSteps.on(model, network.at("gloo", ranks), HeldOut(error=error, over="settings"))
 
 
 def test_the_interval_of_a_step_includes_network_errors() -> None:
-    """Make it nearly as wide as the all_reduce's for a step of mostly communication."""
+    """Give a communication-bound step nearly the relative interval of its all_reduce."""
     for network in (growing((2, 4)), unsure_network()):
         steps = steps_on(1024, network)
         best = best_buckets(steps.likely, "none", CAPS)
@@ -41,21 +41,21 @@ def test_the_interval_of_a_step_includes_network_errors() -> None:
 
 
 def test_the_ends_of_a_network_enclose_it() -> None:
-    """Of every operation and size; on measured ranks closely."""
+    """Enclose the time of every operation and size, closely at measured ranks."""
     network = unsure_network()
     for ranks in (2, 4, 64):
-        there = network.at("gloo", ranks)
-        low, high = (NetworkEnd(network=there, is_high=is_high) for is_high in (False, True))
-        assert (ranks, there.servers) == (low.world_size, low.servers)
+        larger_network = network.at("gloo", ranks)
+        low, high = (NetworkEnd(network=larger_network, is_high=is_high) for is_high in (False, True))
+        assert (ranks, larger_network.servers) == (low.world_size, low.servers)
         for operation in ("all_reduce", "all_gather"):
             for size in (4, 2**16, 3e6):
-                times = [each.time_us(operation, "float32", size) for each in (low, there, high)]
+                times = [each.time_us(operation, "float32", size) for each in (low, larger_network, high)]
                 assert sorted(times) == times
                 assert ranks == 64 or times[2] < 1.1 * times[0]
 
 
 def test_the_error_of_steps_widens_the_interval() -> None:
-    """A median error of 10 % means 95 % within 1.1 to the power of 2.9, where the network is known."""
+    """Widen by 1.1 to the power of 2.9 for a median step error of 10 %."""
     steps = steps_on(2, error=0.1)
     best = best_buckets(steps.likely, "none", CAPS)
     interval = steps.interval_ms(best)
@@ -64,7 +64,7 @@ def test_the_error_of_steps_widens_the_interval() -> None:
 
 
 def test_what_calibration_allows_widens_the_interval() -> None:
-    """Where the steps leave open how slow communication is in training, so does the prediction."""
+    """Widen the interval by the range of slowdowns that the calibration allows."""
     steps = steps_on(64)
     best = best_buckets(steps.likely, "none", CAPS)
     network_alone = dataclasses.replace(steps, ends=steps.ends[:1]).interval_ms(best)
@@ -78,21 +78,21 @@ def test_the_interval_of_a_break_even_includes_network_and_step_errors() -> None
     """Contain the break-even, and widen with either error."""
     widths = []
     for network, error in ((growing((2, 4)), 0.0), (growing((2, 4)), 0.05), (unsure_network(), 0.0)):
-        found, interval = steps_on(16, network, error).break_even(CAPS)
-        assert found.density is not None
-        assert interval.low <= found.density <= interval.high
+        crossover, interval = steps_on(16, network, error).break_even(CAPS)
+        assert crossover.density is not None
+        assert interval.low <= crossover.density <= interval.high
         widths.append(interval.high / max(interval.low, 1e-5))
     assert widths[1] > 1.05 * widths[0]
     assert widths[2] > 1.5 * widths[0]
 
 
 def test_a_break_even_may_be_anywhere() -> None:
-    """Where steps are off by far more than top-k gains, it may pay never or always."""
+    """Return the interval from never to always if step errors exceed the gain of top-k."""
     _, interval = steps_on(8, error=20.0).break_even(CAPS)
     assert (interval.low, interval.high) == (0.0, 1.0)
     model, network = calibrated()
     cost = dataclasses.replace(model.hooks["topk:0.01"], encode_ms=1000.0)
     dear = dataclasses.replace(model, hooks={**model.hooks, "topk:0.01": cost})
-    there = network.at("gloo", 8, rate_bps=1e12)
-    found, interval = UncertainSteps.on(dear, there, SURE).break_even(CAPS)
-    assert (found.density, interval.low) == (None, 0.0)
+    larger_network = network.at("gloo", 8, rate_bps=1e12)
+    crossover, interval = UncertainSteps.on(dear, larger_network, SURE).break_even(CAPS)
+    assert (crossover.density, interval.low) == (None, 0.0)
