@@ -1,4 +1,4 @@
-"""Tests of the MPI and Gloo backends on real ranks: every result is checked, and every wrong one is noticed."""
+"""Tests of the MPI and Gloo backends on real ranks: right results, and detection of wrong ones."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ Entry = Mapping[str, Any]
 
 @pytest.fixture(scope="module", params=[1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
-    """All findings on so many ranks, from one launch."""
-    found = run_ranks(request.param, "verify_all.py", BACKENDS)
-    for entry in found["cases"]:
+    """Return all findings on 1, 2 and 3 ranks, and on 4 with the slow tests, from one launch each."""
+    results = run_ranks(request.param, "verify_all.py", BACKENDS)
+    for entry in results["cases"]:
         entry["case"] = Case(**entry["case"])
-    return {"size": request.param, **found}
+    return {"size": request.param, **results}
 
 
 def refusal(case: Case, size: int) -> str:
-    """Return the beginning of the sentence that must refuse a case; empty for a case that must work."""
+    """Return the beginning of the sentence that must refuse a case, or an empty text."""
     if size < OPERATIONS[case.operation].minimum_ranks:
         return f"{case.operation} needs at least"
     if case.redop == "avg" and case.dtype and not DTYPES[case.dtype].epsilon:
@@ -44,7 +44,7 @@ def refusal(case: Case, size: int) -> str:
 
 
 def differing(entries: list[Entry], kind: str, expected: int) -> list[tuple[str, int]]:
-    """Return the cases whose finding of one kind is not the expected one."""
+    """Return the cases whose finding of one type is unexpected."""
     return [(str(entry["case"]), entry[kind]) for entry in entries if kind in entry and entry[kind] != expected]
 
 
@@ -54,13 +54,13 @@ def test_clean_results_are_right(verified: dict[str, Any]) -> None:
 
 
 def test_one_corrupted_element_is_caught(verified: dict[str, Any]) -> None:
-    """Find exactly the one element that was flipped on one rank, in every case that could run."""
+    """Find exactly the one element that was flipped on one rank, in every case."""
     assert [] == differing(verified["cases"], "corrupted", 1)
     assert all(("corrupted" in entry) != ("refused" in entry) for entry in verified["cases"])
 
 
 def test_the_native_loop_makes_the_same_calls(verified: dict[str, Any]) -> None:
-    """Find no wrong element after the calls by address, for every case that MPI can do."""
+    """Find no wrong element after the native calls, in every MPI case."""
     assert [] == differing(verified["cases"], "native", 0)
     assert all("native" in e or "refused" in e for e in verified["cases"] if e["case"].backend == "mpi")
 
@@ -78,19 +78,19 @@ def test_an_operation_without_communication_is_detected(verified: dict[str, Any]
 
 
 def test_backends_refuse_listed_operations_only(verified: dict[str, Any]) -> None:
-    """Refuse missing operations with the reason, and nothing else."""
+    """Refuse exactly the missing operations, with the reason."""
     wrong = []
     for entry in verified["cases"]:
-        case, found = entry["case"], entry.get("refused", "")
+        case, reason = entry["case"], entry.get("refused", "")
         expected = refusal(case, verified["size"])
-        lacking = found.startswith(LACKING) and case.redop and case.dtype in {"float16", "bfloat16"}
-        if not lacking and (not found.startswith(expected) or bool(found) != bool(expected)):
-            wrong.append((str(case), expected, found))
+        lacking = reason.startswith(LACKING) and case.redop and case.dtype in {"float16", "bfloat16"}
+        if not lacking and (not reason.startswith(expected) or bool(reason) != bool(expected)):
+            wrong.append((str(case), expected, reason))
     assert [] == wrong
 
 
 def test_every_operation_and_type_is_covered(verified: dict[str, Any]) -> None:
-    """Corrupt each operation in each type on some backend, so that no gap hides behind refusals."""
+    """Corrupt each operation in each type on at least one backend."""
     done = {(e["case"].operation, e["case"].dtype) for e in verified["cases"] if "corrupted" in e}
     possible = [name for name, o in OPERATIONS.items() if o.moves_data and o.minimum_ranks <= verified["size"]]
     dtypes = DTYPES if "gloo" in BACKENDS else ("float64", "float32", "int32", "int8")
@@ -98,6 +98,6 @@ def test_every_operation_and_type_is_covered(verified: dict[str, Any]) -> None:
 
 
 def test_a_barrier_that_does_not_wait_is_caught(verified: dict[str, Any]) -> None:
-    """Count the ranks that leave an idle barrier before the last has entered; none leaves a real one."""
+    """Count the ranks that leave an idle barrier early, and none in a real one."""
     expected = {"real": 0, "idle": verified["size"] - 1}
     assert dict.fromkeys(BACKENDS.split(","), expected) == verified["barrier"]

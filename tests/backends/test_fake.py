@@ -1,4 +1,4 @@
-"""Tests of the fake backend: what its script says is what the engine measures."""
+"""Tests of the fake backend: the engine measures what its script specifies."""
 
 from dataclasses import replace
 from statistics import median
@@ -13,7 +13,7 @@ from commbench.collectives.operations import OPERATIONS
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_operation_takes_the_scripted_time(operation: str) -> None:
-    """Measure each operation's scripted time, per message and halved for a round trip, on all ranks alike."""
+    """Measure each operation's scripted time on all ranks, per message and halved for round trips."""
     (case,) = Sweep(operations=[operation], sizes=[4096], backends=["fake"]).cases(4)
     (record,) = FakeRun(ranks=4).launch([case])
     calls_us = {  # alpha 5 us, 10 GB/s: 4 KiB take 0.41 us, an empty acknowledgement or a barrier alpha alone
@@ -26,7 +26,7 @@ def test_every_operation_takes_the_scripted_time(operation: str) -> None:
 
 
 def test_breakpoints_are_where_the_script_puts_them() -> None:
-    """Measure each regime's own line on both sides of a breakpoint."""
+    """Measure each regime's line on both sides of a breakpoint."""
     script = replace(EXACT, regimes=(Regime(), Regime(from_bytes=4096, alpha_us=9.0, GBps=20.0)))
     sizes = [1024, 4092, 4096, 65536]
     records = FakeRun(script=script).launch([fake_case(message_bytes=size) for size in sizes])
@@ -35,7 +35,7 @@ def test_breakpoints_are_where_the_script_puts_them() -> None:
 
 
 def test_launches_differ_and_repetitions_within_do_not() -> None:
-    """Scatter launch medians by the launch effect while one launch repeats its own time."""
+    """Vary launch medians by the launch effect, with equal repetitions within a launch."""
     records = FakeRun(script=replace(EXACT, launch_effect=0.05)).launches([fake_case()], 8)
     medians = [median(record.times_us) for record in records]
     assert max(medians) / min(medians) > 1.03
@@ -43,7 +43,7 @@ def test_launches_differ_and_repetitions_within_do_not() -> None:
 
 
 def test_the_tail_is_as_heavy_as_scripted() -> None:
-    """Meet one slow repetition in ten, without moving the median by more than the noise."""
+    """Slow down one repetition in ten, without shifting the median."""
     run = FakeRun(script=replace(EXACT, noise=0.02, tail=0.1), relative_half_width=1e-6, ranks=1)
     (record,) = run.launch([fake_case()])
     slow = [time for time in record.times_us if time > 25]
@@ -52,14 +52,14 @@ def test_the_tail_is_as_heavy_as_scripted() -> None:
 
 
 def test_arrivals_scatter_as_scripted() -> None:
-    """Find the median range of four exponential arrivals of mean 1 us, between 1.4 and 1.8 us."""
+    """Draw four exponential arrivals of mean 1 us: the median range is 1.4 to 1.8 us."""
     (record,) = FakeRun(script=replace(EXACT, skew_us=1.0), ranks=4, relative_half_width=1e-6).launch([fake_case()])
     assert 1.4 < median(record.skew_us) < 1.8
     assert [len(record.times_us)] == [len(record.skew_us)]
 
 
 def test_warm_up_is_counted_in_repetitions() -> None:
-    """Slow down the first 30 repetitions of a call, in however many chunks they come, and none later."""
+    """Slow down the first 30 repetitions of a call, in any chunks, and none later."""
     case, slow = fake_case(), replace(EXACT, warmup=30)
     (record,) = FakeRun(script=slow).launch([case])
     assert record.warmups >= 30
@@ -67,7 +67,7 @@ def test_warm_up_is_counted_in_repetitions() -> None:
 
 
 def test_draws_follow_from_the_seed() -> None:
-    """Draw the same with the same seed and otherwise with another."""
+    """Draw equal times with equal seeds and different ones otherwise."""
     run, case = FakeRun(script=Script(seed=1), ranks=1), fake_case()
     first, second = run.launch([case])[0].times_us, run.launch([case])[0].times_us
     assert first == second

@@ -14,7 +14,7 @@ FOUR = ("0000:17:00.0", "0000:65:00.0", "0000:c1:00.0", "0000:e3:00.0")
 
 @pytest.fixture(autouse=True)
 def _own_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Begin with nothing set for NCCL, and leave nothing behind."""
+    """Remove NCCL's variables before and after each test."""
     for name in [name for name in os.environ if name.startswith("NCCL_")]:
         monkeypatch.delenv(name)
     before = set(os.environ)
@@ -40,12 +40,12 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_each_rank_gets_the_gpu_with_the_fewest_ranks(
     visible: Sequence[Sequence[str]], numbers: list[int], shared: int
 ) -> None:
-    """Count physical GPUs, whichever of them each rank sees and in any order."""
+    """Assign by physical GPUs, whichever of them each rank sees."""
     assert (numbers, shared) == distribute([("node1", gpus) for gpus in visible])
 
 
 def test_machines_have_gpus_of_their_own() -> None:
-    """Count equal addresses on two machines as two GPUs."""
+    """Treat equal addresses on two machines as two GPUs."""
     assert ([0, 0, 1, 1], 1) == distribute([(machine, FOUR) for machine in ("node1", "node2", "node1", "node2")])
 
 
@@ -53,7 +53,7 @@ def test_machines_have_gpus_of_their_own() -> None:
 def test_hosts_of_one_machine_share_its_gpus(
     monkeypatch: pytest.MonkeyPatch, machines: Sequence[str], shared: int
 ) -> None:
-    """Count ranks in containers with other host names, and leave the choice of their network interface."""
+    """Count ranks in containers of one machine together, and set no network interface."""
     own = threading.local()
     monkeypatch.setattr("commbench.backends.gpu_assignment.machine_id", lambda: machines[own.rank])
     monkeypatch.setattr("socket.gethostname", lambda: f"host{own.rank}")
@@ -70,7 +70,7 @@ def test_hosts_of_one_machine_share_its_gpus(
     ("visible", "shared"), [([FOUR] * 2, False), ([(gpu,) for gpu in FOUR[:2]], False), ([FOUR[:1]] * 2, True)]
 )
 def test_nccl_is_configured_if_ranks_share_a_gpu(visible: Sequence[Sequence[str]], shared: bool) -> None:
-    """Leave NCCL's defaults if each rank has a GPU; ranks on parts of one GPU share it."""
+    """Set NCCL's variables only if ranks share a GPU, also as parts of one."""
     gpus = run_threads(2, lambda control: assign_gpu(control, visible[control.rank]))
     assert {1 + shared} == {gpu.ranks_per_gpu for gpu in gpus}
     assert AssignedGpu(device=0, ranks_per_gpu=1 + shared) == gpus[0]

@@ -25,7 +25,7 @@ def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
 
 
 def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]) -> None:
-    """Find no wrong element, and exactly the one that was flipped."""
+    """Find no wrong element in clean results, and exactly the flipped one."""
     done = [entry for entry in verified["cases"] if "refused" not in entry]
     assert [] == [str(entry["case"]) for entry in done if (entry["clean"], entry["corrupted"]) != (0, 1)]
     possible = {name for name, o in OPERATIONS.items() if o.moves_data and not o.overlaps}
@@ -34,7 +34,7 @@ def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]
 
 
 def test_the_barrier_waits(verified: dict[str, Any]) -> None:
-    """Count no rank that leaves before the last has entered."""
+    """Hold every rank until the last has entered."""
     assert 0 == verified["barrier"]["nccl"]["real"]
 
 
@@ -46,7 +46,7 @@ def measured(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
 
 
 def test_cadences_and_buffers_are_timed(measured: dict[str, Any]) -> None:
-    """Verify and time every combination; a graph holds many operations, and its destruction does not hang."""
+    """Verify and time every combination; a graph holds many operations and is destroyed cleanly."""
     records = measured["records"]
     assert [] == [record for record in records if (record["status"], record["wrong"]) != ("ok", 0)]
     assert {(c, b) for c in ("isolated", "pipelined", "graph") for b in ("hot", "rotated")} == {
@@ -56,7 +56,7 @@ def test_cadences_and_buffers_are_timed(measured: dict[str, Any]) -> None:
 
 
 def test_a_graph_costs_no_more_than_calls_from_python(measured: dict[str, Any]) -> None:
-    """Replay small operations in less than twice their pipelined time."""
+    """Replay small operations within twice their pipelined time."""
     times = {
         record["cadence"]: record["time_us"]
         for record in measured["records"]
@@ -66,7 +66,7 @@ def test_a_graph_costs_no_more_than_calls_from_python(measured: dict[str, Any]) 
 
 
 def test_the_gpu_is_known(measured: dict[str, Any]) -> None:
-    """Report the size of the L2 cache and the PCI address, and the clock if NVML is installed."""
+    """Return the L2 cache size, the PCI address, and the clock if NVML is installed."""
     assert measured["l2_bytes"] >= 2**20
     assert re.fullmatch(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d", measured["gpu"])
     if importlib.util.find_spec("pynvml"):

@@ -1,4 +1,4 @@
-"""Tests of MPI on GPU memory, which is simulated in host memory, over real ranks."""
+"""Tests of MPI on GPU memory simulated in host memory, over real ranks."""
 
 from typing import Any
 
@@ -15,68 +15,68 @@ KNOWN = ("MPI has no avg", "this MPI library has no", "the average of int", "nee
 
 
 @pytest.fixture(scope="module", params=[2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))])
-def found(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
-    """What verification finds on so many ranks."""
+def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
+    """Return the findings of verification on 2 ranks, and on 1 and 3 with the slow tests."""
     pytest.importorskip("numba")
-    told: dict[str, Any] = run_ranks(request.param, "mpi_on_device.py", timeout=200)
-    for entries in told["cases"].values():
+    results: dict[str, Any] = run_ranks(request.param, "mpi_on_device.py", timeout=200)
+    for entries in results["cases"].values():
         for entry in entries:
             entry["case"] = Case(**entry["case"])
-    return {"size": request.param, **told}
+    return {"size": request.param, **results}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_operation_is_right(found: dict[str, Any], backend: str) -> None:
-    """Find nothing wrong, and exactly the element that was flipped; in the native loop, too, where there is one."""
-    done = [entry for entry in found["cases"][backend] if "refused" not in entry]
+def test_every_operation_is_right(verified: dict[str, Any], backend: str) -> None:
+    """Find no wrong element, exactly the flipped one, and none after the native loop."""
+    done = [entry for entry in verified["cases"][backend] if "refused" not in entry]
     assert [] == [str(entry["case"]) for entry in done if (entry["clean"], entry["corrupted"]) != (0, 1)]
     native = {0} if backend == "mpi-cuda" else set()
     assert native == {entry["native"] for entry in done if "native" in entry}
     moving = {name for name, entry in OPERATIONS.items() if entry.moves_data and not entry.overlaps}
-    assert {name for name in moving if OPERATIONS[name].minimum_ranks <= found["size"]} == {
+    assert {name for name in moving if OPERATIONS[name].minimum_ranks <= verified["size"]} == {
         entry["case"].operation for entry in done
     }
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_operation_without_communication_is_detected(found: dict[str, Any], backend: str) -> None:
+def test_an_operation_without_communication_is_detected(verified: dict[str, Any], backend: str) -> None:
     """Find wrong elements unless no communication is needed."""
     assert [] == [
         str(entry["case"])
-        for entry in found["cases"][backend]
+        for entry in verified["cases"][backend]
         if entry.get("idle") == 0
-        and entry["case"].message_bytes > 8 * found["size"]
-        and not (found["size"] == 1 and entry["case"].in_place is not False)
+        and entry["case"].message_bytes > 8 * verified["size"]
+        and not (verified["size"] == 1 and entry["case"].in_place is not False)
     ]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_backends_refuse_listed_operations_only(found: dict[str, Any], backend: str) -> None:
-    """Refuse non-blocking operations, and the refusals of MPI on host memory."""
-    refused = [entry for entry in found["cases"][backend] if "refused" in entry]
+def test_backends_refuse_listed_operations_only(verified: dict[str, Any], backend: str) -> None:
+    """Refuse non-blocking operations, and what MPI refuses on host memory."""
+    refused = [entry for entry in verified["cases"][backend] if "refused" in entry]
     texts = [entry["refused"] for entry in refused if not any(words in entry["refused"] for words in KNOWN)]
     assert {f"{backend} has no non-blocking all_reduce", f"{backend} has no non-blocking all_gather"} == set(texts)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_barrier_waits(found: dict[str, Any], backend: str) -> None:
-    """Count no rank that leaves before the last has entered, and all those of a barrier that does nothing."""
-    assert {"real": 0, "idle": found["size"] - 1} == found["barrier"][backend]
+def test_the_barrier_waits(verified: dict[str, Any], backend: str) -> None:
+    """Hold every rank in a real barrier, and none in an idle one."""
+    assert {"real": 0, "idle": verified["size"] - 1} == verified["barrier"][backend]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_cases_are_measured(found: dict[str, Any], backend: str) -> None:
-    """Time what is on the GPU by the host's clock, natively where MPI is given its addresses; rotate buffers, too."""
+def test_cases_are_measured(verified: dict[str, Any], backend: str) -> None:
+    """Time by the host's clock, natively for direct device addresses, also with rotated buffers."""
     loop = "native" if backend == "mpi-cuda" else "python"
     assert {("ok", "", 0, loop, "Simulated GPU 0")} == {
         (record["status"], record["reason"], record["wrong"], record["loop"], record["device"])
-        for record in found["records"][backend]
+        for record in verified["records"][backend]
     }
 
 
-def test_no_address_is_handed_to_an_mpi_that_does_not_take_it(found: dict[str, Any]) -> None:
-    """Say what to use instead, unless the library says that it takes GPU memory."""
-    assert found["takes"] == (not found["refusal"])
-    if found["refusal"]:
-        assert "does not say that it takes it (MPIX_Query_cuda_support)" in found["refusal"]
-        assert "--backend mpi-staged" in found["refusal"]
+def test_no_address_is_handed_to_an_mpi_that_does_not_take_it(verified: dict[str, Any]) -> None:
+    """Refuse device addresses unless MPI accepts GPU memory, and name the alternative."""
+    assert verified["takes"] == (not verified["refusal"])
+    if verified["refusal"]:
+        assert "does not say that it takes it (MPIX_Query_cuda_support)" in verified["refusal"]
+        assert "--backend mpi-staged" in verified["refusal"]

@@ -1,4 +1,4 @@
-"""Tests of what is read from Open MPI's own words, and that nobody else's are lost."""
+"""Tests of Open MPI's verbose output: the component is read from it, and other output is passed on."""
 
 import os
 import subprocess
@@ -29,13 +29,13 @@ REPORT = """\
 
 
 def answer_with(answer: Any, value: int, code: int = 0) -> int:
-    """Answer through a pointer, as MPICH does, and return a code."""
+    """Write the value through a pointer, as MPICH does, and return a code."""
     answer._obj.value = value
     return code
 
 
 def test_the_preferred_component_is_the_enabled_one_of_highest_priority() -> None:
-    """Read the report of Open MPI 5; know nothing where there is none."""
+    """Parse the report of Open MPI 5, and return nothing for other text."""
     assert "han" == parse_component(REPORT)
     assert "" == parse_component("something else")
 
@@ -57,68 +57,68 @@ def test_operations_outside_the_component_have_no_algorithm(component: str, oper
 
 
 class FakeOpenMpi:
-    """Has streams of output with levels, and writes where and as much as Open MPI would."""
+    """Simulates Open MPI's output streams and verbosity levels."""
 
     def __init__(self) -> None:
         self.levels = {3: 30}
         self.channel = 2
 
     def start(self) -> None:
-        """Open a stream at the level that the environment asks for, as MPI_Init does."""
+        """Open a stream at the level set in the environment, as MPI_Init does."""
         if VERBOSE in os.environ:
             self.levels[5] = int(os.environ[VERBOSE])
             self.channel = int(os.environ.get("OPAL_OUTPUT_STDERR_FD", "2"))
         self.make()
 
     def make(self) -> str:
-        """Make a communicator."""
+        """Create a communicator."""
         if self.levels.get(5):
             os.write(self.channel, REPORT.encode())
         os.write(self.channel, b"a warning\n")
         return "made"
 
     def opal_output_get_verbosity(self, stream: int) -> int:
-        """The level of a stream."""
+        """Return the level of a stream."""
         return self.levels.get(stream, -1)
 
     def opal_output_set_verbosity(self, stream: int, level: int) -> None:
-        """Change it."""
+        """Set the level of a stream."""
         self.levels[stream] = level
 
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> FakeOpenMpi:
-    """Open MPI before its start, in an environment where nobody asks for words."""
+    """Return Open MPI before its start, without verbosity in the environment."""
     monkeypatch.delenv(VERBOSE, raising=False)
     return FakeOpenMpi()
 
 
 def test_other_words_are_passed_on(library: FakeOpenMpi) -> None:
-    """Keep the answer to our question off the terminal, and nothing else."""
+    """Remove only the requested report from stderr."""
     inquiry = ComponentQuery(library)  # type: ignore[arg-type]
-    with captured(2) as seen:
+    with captured(2) as captured_stderr:
         with inquiry.starting():
             library.start()
         assert ("made", "han") == inquiry.with_component(library.make)
-    assert 2 * "a warning\n" == seen.text
+    assert 2 * "a warning\n" == captured_stderr.text
 
 
 def test_stderr_stays_free(library: FakeOpenMpi) -> None:
-    """Let heartbeats through at once, while MPI starts and while it makes a communicator."""
+    """Write heartbeats to stderr at once, also during MPI's start and the creation of a communicator."""
     inquiry = ComponentQuery(library)  # type: ignore[arg-type]
     for around in (inquiry.starting, lambda: captured(inquiry._channel)):
-        with captured(2) as seen:
+        with captured(2) as captured_stderr:
             reader = os.dup(2)
             with around():
                 library.start()
                 os.write(2, b"@commbench heartbeat\n")
                 assert b"@commbench heartbeat\n" in os.pread(reader, 1000, 0)
             os.close(reader)
-        assert "@commbench heartbeat\n" in seen.text
+        assert "@commbench heartbeat\n" in captured_stderr.text
 
 
 def test_components_are_quiet_but_while_a_communicator_is_made(library: FakeOpenMpi) -> None:
-    """Lower their streams, and only theirs, before anything is timed, also where making fails."""
+    """Lower the component's verbosity after a communicator is created, also after an error."""
     inquiry = ComponentQuery(library)  # type: ignore[arg-type]
     with captured(2), inquiry.starting():
         library.start()
@@ -128,25 +128,25 @@ def test_components_are_quiet_but_while_a_communicator_is_made(library: FakeOpen
         library.make()
         raise ValueError(library.levels[5])
 
-    with captured(2) as seen, pytest.raises(ValueError, match="9"):
+    with captured(2) as captured_stderr, pytest.raises(ValueError, match="9"):
         inquiry.with_component(fail)
     assert {3: 30, 5: 0} == library.levels
-    assert "a warning\n" == seen.text
+    assert "a warning\n" == captured_stderr.text
 
 
 def test_a_person_s_own_question_is_left_alone(library: FakeOpenMpi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catch nothing where she has chosen how much Open MPI says."""
+    """Change nothing if the person set Open MPI's verbosity."""
     monkeypatch.setenv(VERBOSE, "100")
     inquiry = ComponentQuery(library)  # type: ignore[arg-type]
-    with captured(2) as seen:
+    with captured(2) as captured_stderr:
         with inquiry.starting():
             library.start()
         assert ("made", "") == inquiry.with_component(library.make)
-    assert 2 * f"{REPORT}a warning\n" == seen.text
+    assert 2 * f"{REPORT}a warning\n" == captured_stderr.text
 
 
 def test_other_libraries_are_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the environment alone where the question could not be taken back."""
+    """Set no variable for a library without these functions."""
     monkeypatch.delenv(VERBOSE, raising=False)
     inquiry = ComponentQuery(object())  # type: ignore[arg-type]
     with inquiry.starting():
@@ -166,10 +166,10 @@ with ComponentQuery(library).starting():
 
 
 def test_last_words_of_a_start_survive_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pass on what was said before MPI_Init ended the process, even half a line."""
+    """Pass on output written before MPI_Init killed the process, also an unfinished line."""
     monkeypatch.delenv(VERBOSE, raising=False)
-    here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
-    done = subprocess.run([sys.executable, "-c", DYING], env=here, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", DYING], env=environment, capture_output=True, text=True, check=False)
     assert -9 == done.returncode
     assert "a warning\nno such fabric" == done.stderr.strip()
 
@@ -186,5 +186,5 @@ def test_last_words_of_a_start_survive_the_process(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_gpu_memory_needs_a_positive_answer_of_the_library(library: SimpleNamespace, expected: bool) -> None:
-    """Query Open MPI's function, else MPICH's older one; no answer means no."""
+    """Query Open MPI's function, else MPICH's older one; without an answer return False."""
     assert expected is takes_gpu_memory(library)

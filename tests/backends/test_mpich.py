@@ -1,4 +1,4 @@
-"""Tests of MPICH's mpiexec with the real MPICH, which pip brings into a directory of its own."""
+"""Tests of mpiexec with the real MPICH, installed by pip into a separate directory."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ COMMBENCH = (sys.executable, "-m", "commbench", "run", "--collective", "all_redu
 
 @pytest.fixture(scope="module")
 def mpiexec(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The mpiexec of MPICH's wheel; skipped where pip cannot get it."""
+    """Return the mpiexec of MPICH's wheel; skip if pip cannot install it."""
     pytest.importorskip("mpi4py")
     prefix = tmp_path_factory.mktemp("mpich")
     options = ("--quiet", "--no-deps", "--ignore-installed", "--no-warn-script-location", "--disable-pip-version-check")
@@ -38,12 +38,12 @@ def mpiexec(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """No test may leave a process behind."""
+    """Fail if a test leaves a process behind."""
     yield from marked_environment(monkeypatch)
 
 
 def test_mpich_is_recognised_by_its_version_text(mpiexec: Path) -> None:
-    """Choose Hydra's adapter for the library beside it."""
+    """Choose the Hydra launcher for the library beside it."""
     launcher = choose_launcher(str(mpiexec), Placement(environ={}))
     assert isinstance(launcher, MpiexecLauncher)
     assert not launcher.is_intel
@@ -52,7 +52,7 @@ def test_mpich_is_recognised_by_its_version_text(mpiexec: Path) -> None:
 
 @pytest.mark.parametrize("binding", ["core", "none"])
 def test_mpich_measures(mpiexec: Path, tmp_path: Path, binding: str) -> None:
-    """Time two ranks that MPICH has started: every row is right, and the library is MPICH."""
+    """Measure two ranks of MPICH; every row is ok and names the library."""
     out = tmp_path / "run"
     words = ("--sizes", "8,64K", "--launches", "1", "-n", "2", "--oversubscribe", "--sync", "dissemination")
     command = [*COMMBENCH, *words, "--launcher", str(mpiexec), "--bind-to", binding, "--out", str(out)]
@@ -70,7 +70,7 @@ def test_mpich_measures(mpiexec: Path, tmp_path: Path, binding: str) -> None:
 
 
 def find_rank(mark: str, rank: str) -> psutil.Process | None:
-    """The process of a rank that mpiexec has started."""
+    """Return the process of a rank that mpiexec started."""
     for process in psutil.process_iter():
         try:
             environ, words = process.environ(), process.cmdline()
@@ -82,7 +82,7 @@ def find_rank(mark: str, rank: str) -> psutil.Process | None:
 
 
 def test_a_killed_rank_of_mpich_is_named(mpiexec: Path, tmp_path: Path, mark: str) -> None:
-    """Kill rank 1 in a running sweep: it is named, and the same command completes the run."""
+    """Name a killed rank, and complete the run on resume."""
     out = tmp_path / "run"
     words = ("--sizes", "8:256K", "--launches", "2", "-n", "2", "--oversubscribe", "--sync", "dissemination")
     command = [*COMMBENCH, *words, "--launcher", str(mpiexec), "--fail-fast", "--out", str(out)]

@@ -1,4 +1,4 @@
-"""Tests of the NCCL backend on a simulated library: what it asks NCCL for is what each operation means."""
+"""Tests of the NCCL backend on a simulated library: its calls implement each operation."""
 
 import dataclasses
 import gc
@@ -42,7 +42,7 @@ REDUCING = [name for name, operation in OPERATIONS.items() if operation.reduces]
 
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The backend's module over a simulated cupy."""
+    """Return the backend's module over a simulated cupy."""
     for name in [name for name in os.environ if name.startswith("NCCL_")]:
         monkeypatch.delenv(name)
     # a full collection looks through all tests; what a test has made is young
@@ -61,7 +61,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def cases(size: int) -> list[Case]:
-    """Every operation in every type, by sum; in two types by every reduction."""
+    """Return every operation in every type by sum, and in two types by every reduction."""
     common: dict[str, Any] = {"backends": ["nccl"], "in_place": "both", "roots": sorted({0, size - 1})}
     sweeps = []
     for name, dtype in DTYPES.items():
@@ -74,7 +74,7 @@ def cases(size: int) -> list[Case]:
 
 
 def refusal(case: Case) -> str:
-    """The beginning of the sentence that must refuse a case; empty for a case that must work."""
+    """Return the beginning of the sentence that must refuse a case, or an empty text."""
     if case.redop == "avg" and case.dtype == "int8":
         return "the average of int8 has no exact answer"
     if OPERATIONS[case.operation].overlaps:
@@ -85,47 +85,47 @@ def refusal(case: Case) -> str:
 
 
 def verified(nccl: ModuleType, size: int, change: Callable[[Any], None] | None = None) -> dict[str, list[str]]:
-    """What verification says of every case on so many ranks: cases by finding."""
+    """Return the cases by finding of verification on ``size`` ranks."""
 
     def work(control: Control) -> dict[str, list[str]]:
         communicator = nccl.NcclCommunicator(control)
-        found: dict[str, list[str]] = {}
+        cases_by_finding: dict[str, list[str]] = {}
         for case in cases(size):
             try:
                 prepared = prepare(case, communicator)
             except UnsupportedError as error:
                 right = refusal(case) and str(error).startswith(refusal(case))
-                found.setdefault("refused" if right else str(error), []).append(str(case))
+                cases_by_finding.setdefault("refused" if right else str(error), []).append(str(case))
                 continue
             if change is not None:
                 prepared = dataclasses.replace(prepared, calls=[Call(run=lambda: None)])
             checked = prepared.verify(control, shared_clock=True)
-            found.setdefault(f"{(checked.wrong and 'wrong') or 'right'}", []).append(str(case))
+            cases_by_finding.setdefault(f"{(checked.wrong and 'wrong') or 'right'}", []).append(str(case))
         communicator.close()
-        return found
+        return cases_by_finding
 
     return run_threads(size, work)[0]
 
 
 @pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])
 def test_every_operation_is_right(nccl: ModuleType, size: int) -> None:
-    """Find no wrong element in any operation, type, reduction and place, and refuse only what NCCL lacks."""
-    found = verified(nccl, size)
-    pairs = ["needs at least 2 ranks" in name for name in found if name not in {"right", "refused"}]
+    """Find no wrong element in any case, and refuse only what NCCL lacks."""
+    cases_by_finding = verified(nccl, size)
+    pairs = ["needs at least 2 ranks" in name for name in cases_by_finding if name not in {"right", "refused"}]
     assert all(pairs)
     assert bool(pairs) == (size == 1)
     possible = {name for name in MOVING if not OPERATIONS[name].overlaps and OPERATIONS[name].minimum_ranks <= size}
-    assert possible == {case.split()[1] for case in found["right"]}
+    assert possible == {case.split()[1] for case in cases_by_finding["right"]}
 
 
 def test_an_operation_without_communication_is_detected(nccl: ModuleType) -> None:
     """Find wrong elements in every operation without communication."""
-    found = verified(nccl, 2, change=lambda _: None)
-    assert set(found) <= {"wrong", "refused"}
+    cases_by_finding = verified(nccl, 2, change=lambda _: None)
+    assert set(cases_by_finding) <= {"wrong", "refused"}
 
 
 def test_groups_have_communicators_of_their_own(nccl: ModuleType) -> None:
-    """Divide four ranks into two groups, of which each reduces for itself."""
+    """Reduce separately in two groups of four ranks."""
 
     def work(control: Control) -> tuple[int, int, int]:
         communicator = nccl.NcclCommunicator(control)
@@ -133,16 +133,16 @@ def test_groups_have_communicators_of_their_own(nccl: ModuleType) -> None:
         buffer = part.allocate(DTYPES["int32"], 1)
         buffer.memory[:] = 10**control.rank
         part.all_reduce(buffer, buffer, "sum").run()
-        found = (part.rank, part.size, int(buffer.memory[0]))
+        result = (part.rank, part.size, int(buffer.memory[0]))
         communicator.close()
-        return found
+        return result
 
     assert [(0, 2, 101), (0, 2, 1010), (1, 2, 101), (1, 2, 1010)] == run_threads(4, work)
 
 
 @pytest.mark.parametrize(("sync", "cadence"), [("auto", "isolated"), ("none", "pipelined")])
 def test_cases_are_measured_by_events(nccl: ModuleType, sync: str, cadence: str) -> None:
-    """Measure through the whole engine: rows say event, NCCL's version, the GPU, and how ranks start."""
+    """Measure through the whole engine: rows name events, NCCL's version, the GPU and the start method."""
     case = Case(
         backend="nccl",
         operation="all_reduce",
@@ -170,7 +170,7 @@ def test_cases_are_measured_by_events(nccl: ModuleType, sync: str, cadence: str)
 
 
 def test_instants_are_refused(nccl: ModuleType) -> None:
-    """Say that events know no common clock."""
+    """Refuse agreed instants, because events have no common clock."""
     case = Case(backend="nccl", operation="barrier", message_bytes=0, dtype=None, sync="round-time")
 
     def work(control: Control) -> Any:
@@ -185,7 +185,7 @@ def test_instants_are_refused(nccl: ModuleType) -> None:
 
 
 def test_ranks_may_share_a_gpu(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each rank a host of its own in NCCL's eyes, and TCP, but only where GPUs are too few."""
+    """Give each rank its own host id for NCCL, and TCP, only if GPUs are too few."""
 
     def settings(devices: int) -> dict[str, str]:
         monkeypatch.setattr(nccl.cupy.cuda.runtime, "getDeviceCount", lambda: devices)
@@ -201,7 +201,7 @@ def test_ranks_may_share_a_gpu(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_missing_gpu_is_bad_input(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Translate CUDA's error, and the absence of an error."""
+    """Translate CUDA's error into a sentence."""
 
     def fail() -> int:
         raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
@@ -217,7 +217,7 @@ def test_a_missing_gpu_is_bad_input(nccl: ModuleType, monkeypatch: pytest.Monkey
 
 
 def test_a_missing_nccl_is_bad_input(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Show the import error that cupy suppressed, and the package to install."""
+    """Print the import error that cupy suppressed, and the package to install."""
     check = sys.modules[MODULES[1]]
     check.check_nccl()
 
@@ -236,16 +236,16 @@ def test_a_missing_nccl_is_bad_input(nccl: ModuleType, monkeypatch: pytest.Monke
 
 
 def records_of(nccl: ModuleType, size: int, cases: Sequence[Case], *, fixed: FixedSettings | None = None) -> list[Any]:
-    """What rank 0 records of cases on so many ranks, and last what its communicator was asked for."""
+    """Return rank 0's records of cases, and last the addresses and calls of its communicator."""
     budget = dataclasses.replace(BUDGETS["quick"], slice_s=0.005)
 
     def work(control: Control) -> list[Any]:
         communicator = nccl.NcclCommunicator(control)
         session = Session(control=control, budget=budget, progress=Progress())
-        found = [measure(case, communicator, session, launch=0, fixed=fixed) for case in cases]
-        token, asked = communicator._token.address, communicator._comm
+        records = [measure(case, communicator, session, launch=0, fixed=fixed) for case in cases]
+        token, underlying = communicator._token.address, communicator._comm
         communicator.close()  # which asserts that no graph holds the communicator
-        return [*found, ([address for address in asked.addresses if address != token], asked.calls)]
+        return [*records, ([address for address in underlying.addresses if address != token], underlying.calls)]
 
     return run_threads(size, work)[0]
 
@@ -257,13 +257,13 @@ def plain_case(message_bytes: int = 4096, **changes: Any) -> Case:
 
 
 def alone(record: Any) -> bool:
-    """Whether a record says that one rank alone has nothing to do."""
+    """Return whether a record is refused because one rank has no work."""
     return "among one rank nccl has nothing to do in place" in record.reason
 
 
 @pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))])
 def test_every_operation_can_be_replayed(nccl: ModuleType, size: int) -> None:
-    """Capture every operation, find the very graph right that is timed, and time it; the barrier, too."""
+    """Capture, verify and time every operation as a graph, the barrier included."""
     names = [name for name in MOVING if not OPERATIONS[name].overlaps and OPERATIONS[name].minimum_ranks <= size]
     common: dict[str, Any] = {"backends": ["nccl"], "sizes": [size * ELEMENTS * 4], "cadences": ["graph"]}
     sweeps = [
@@ -280,7 +280,7 @@ def test_every_operation_can_be_replayed(nccl: ModuleType, size: int) -> None:
 
 
 def test_a_graph_is_captured_once_and_replayed(nccl: ModuleType) -> None:
-    """Carry out many times what was asked for seventeen times: once to try it, sixteen times to capture it."""
+    """Execute an operation once, capture it sixteen times, and replay the graph many times."""
     record, (addresses, _) = records_of(nccl, 2, [plain_case(graph=True)])
     assert 0 == (len(addresses) - 1) % GRAPH_OPERATIONS
     replayed = (len(addresses) - 1) // GRAPH_OPERATIONS
@@ -289,7 +289,7 @@ def test_a_graph_is_captured_once_and_replayed(nccl: ModuleType) -> None:
 
 
 def test_later_launches_keep_the_batch_of_graphs(nccl: ModuleType) -> None:
-    """Replay as many operations together as the first launch did."""
+    """Reuse the batch of launch 1 for graphs."""
     first, _ = records_of(nccl, 2, [plain_case(graph=True)])
     second, _ = records_of(nccl, 2, [plain_case(graph=True)], fixed=settings_after(first, BUDGETS["quick"]))
     assert (first.batch, first.warmups) == (second.batch, second.warmups)
@@ -297,7 +297,7 @@ def test_later_launches_keep_the_batch_of_graphs(nccl: ModuleType) -> None:
 
 @pytest.mark.parametrize("case", [plain_case(graph=True), plain_case(graph=True, in_place=False)])
 def test_a_graph_without_operations_is_detected(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
-    """Find wrong elements, in place too, if the replayed graph is not the captured one."""
+    """Find wrong elements, in place too, if the replayed graph is empty."""
     monkeypatch.setattr(Graph, "launch", lambda *_: None)
     record, _ = records_of(nccl, 3, [case])
     assert ("wrong", True) == (record.status, (record.wrong or 0) > 0)
@@ -305,7 +305,7 @@ def test_a_graph_without_operations_is_detected(nccl: ModuleType, monkeypatch: p
 
 @pytest.mark.parametrize("redop", ["sum", "avg"])
 def test_nothing_is_timed_where_nccl_does_nothing(nccl: ModuleType, redop: str) -> None:
-    """Refuse what one rank alone does in place, but an average, which NCCL computes; out of place it copies."""
+    """Refuse in-place calls of one rank, except averages; time out-of-place copies."""
     cases = [plain_case(in_place=in_place, redop=redop) for in_place in (True, False)]
     inside, outside, _ = records_of(nccl, 1, cases)
     assert [redop == "sum", False] == [alone(record) for record in (inside, outside)]
@@ -315,13 +315,13 @@ def test_nothing_is_timed_where_nccl_does_nothing(nccl: ModuleType, redop: str) 
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_our_own_cost_is_that_of_a_copy(nccl: ModuleType, *, graph: bool) -> None:
-    """Time by the same loop what NCCL really does something for, and nothing of what the host does for it."""
+    """Time the overhead by a copy in the same loop."""
     record, _ = records_of(nccl, 2, [plain_case(graph=graph)])
     assert OPERATION_NS / 1e3 == pytest.approx(record.harness_us)
 
 
 def test_memory_that_is_full_on_one_rank_is_a_row(nccl: ModuleType) -> None:
-    """Say on all ranks what the root alone had no room for, and go on with other cases."""
+    """Record on all ranks that the root has no memory, and continue with other cases."""
     large = Case(
         backend="nccl",
         operation="gather",
@@ -337,7 +337,7 @@ def test_memory_that_is_full_on_one_rank_is_a_row(nccl: ModuleType) -> None:
 
 @pytest.mark.parametrize("step", ["write", "count_wrong"])
 def test_memory_that_verification_lacks_is_a_row(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """Refuse what could be timed but not be filled or compared."""
+    """Refuse a case if filling or comparing exceeds memory."""
 
     def full(*_: object) -> None:
         raise simulated_cupy.OutOfMemoryError
@@ -353,7 +353,7 @@ def test_memory_that_verification_lacks_is_a_row(nccl: ModuleType, monkeypatch: 
 def test_a_failing_capture_is_a_row(
     nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, ranks: set[int], algorithm: str
 ) -> None:
-    """Say what CUDA says on one rank or all, and go on with other cases on the same stream, by the same algorithm."""
+    """Record CUDA's error on one or all ranks, and continue on the same stream and algorithm."""
     all_gather = simulated_cupy.NcclCommunicator.allGather
 
     def refuse(self: Any, *arguments: int) -> None:
@@ -371,7 +371,7 @@ def test_a_failing_capture_is_a_row(
 
 
 def test_a_group_ends_where_a_message_is_refused(nccl: ModuleType) -> None:
-    """Carry out at once what is asked for after an error within a group."""
+    """Close an NCCL group after an error, so that later calls execute at once."""
 
     def work(control: Control) -> int:
         communicator = nccl.NcclCommunicator(control)
@@ -380,15 +380,15 @@ def test_a_group_ends_where_a_message_is_refused(nccl: ModuleType) -> None:
             communicator.send_receive(buffer, 5, buffer, 5).run()  # there is no such rank
         buffer.memory[:] = 10**control.rank
         communicator.all_reduce(buffer, buffer, "sum").run()
-        found = int(buffer.memory[0])
+        total = int(buffer.memory[0])
         communicator.close()
-        return found
+        return total
 
     assert [11, 11] == run_threads(2, work)
 
 
 def test_an_old_nccl_has_no_graphs(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say which version has."""
+    """Refuse graphs for an old NCCL, and name the required version."""
     monkeypatch.setattr(nccl.nccl, "get_version", lambda: 2804)
     record, _ = records_of(nccl, 2, [plain_case(graph=True)])
     assert ("unsupported", "NCCL 2.8.4 cannot be captured in CUDA graphs, 2.9 or newer can") == (
@@ -398,23 +398,23 @@ def test_an_old_nccl_has_no_graphs(nccl: ModuleType, monkeypatch: pytest.MonkeyP
 
 
 def test_groups_queue_on_the_stream_that_is_timed(nccl: ModuleType) -> None:
-    """Queue what a part of the ranks does between the events of the whole."""
+    """Queue the operations of a group on the timed stream."""
 
     def work(control: Control) -> bool:
         communicator = nccl.NcclCommunicator(control)
         part = communicator.split([(0,), (1,)])
         buffer = part.allocate(DTYPES["int32"], 1)
         part.all_reduce(buffer, buffer, "sum").run()
-        found = part._comm.streams == {communicator._stream.ptr}
+        is_on_stream = part._comm.streams == {communicator._stream.ptr}
         communicator.close()
-        return bool(found)
+        return bool(is_on_stream)
 
     assert [True, True] == run_threads(2, work)
 
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_rotated_buffers_exceed_the_cache(nccl: ModuleType, *, graph: bool) -> None:
-    """Use twice as much memory as the L2 has before any of it is used again."""
+    """Rotate over twice the L2 size."""
     message_bytes, sets = L2_BYTES // 16, 32
     record, (addresses, _) = records_of(nccl, 2, [plain_case(message_bytes, buffers="rotated", graph=graph)])
     assert ("ok", 0, "rotated") == (record.status, record.wrong, record.case.buffers)
@@ -426,7 +426,7 @@ def test_rotated_buffers_exceed_the_cache(nccl: ModuleType, *, graph: bool) -> N
 
 
 def test_small_messages_stay_in_the_cache(nccl: ModuleType) -> None:
-    """Say so where even many sets of buffers fit into the L2, and use one alone where that exceeds it."""
+    """Flag rotated buffers that fit into the L2; use one set if a message exceeds it."""
     small, _ = records_of(nccl, 2, [plain_case(64, buffers="rotated")])
     large, (addresses, _) = records_of(nccl, 2, [plain_case(2 * L2_BYTES, buffers="rotated")])
     assert [True, False] == ["in_cache" in record.flags for record in (small, large)]
@@ -446,7 +446,7 @@ def test_a_slowed_gpu_is_flagged(nccl: ModuleType, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_gpu_s_clock_is_read_once_it_is_warm(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read it in the first visit after warming up, and again before anything else is done."""
+    """Read the clock after the first warm-up, and again right after the repetitions."""
     order: list[str] = []
 
     def noted(kind: type, name: str) -> None:
@@ -469,7 +469,7 @@ def test_a_gpu_s_clock_is_read_once_it_is_warm(nccl: ModuleType, monkeypatch: py
 
 
 def refused(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, *, devices: int) -> Callable[[], object]:
-    """Return what opens two ranks on so many GPUs where NCCL answers ncclInvalidUsage."""
+    """Return the error of opening two ranks on so many GPUs if NCCL returns ncclInvalidUsage."""
 
     def refuse(*_: object) -> None:
         raise NcclError(5)
@@ -480,7 +480,7 @@ def refused(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, *, devices: int) 
 
 
 def test_ranks_that_nccl_refuses_on_one_gpu_get_a_sentence(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say what to unset where ranks share a GPU, and nothing of that where they do not."""
+    """Name the variable to unset only if ranks share a GPU."""
     monkeypatch.setenv("NCCL_HOSTID", "mine")
     with pytest.raises(InputError, match=r"several ranks on one GPU.*by NCCL_HOSTID=mine; unset NCCL_HOSTID"):
         refused(nccl, monkeypatch, devices=1)()
@@ -489,7 +489,7 @@ def test_ranks_that_nccl_refuses_on_one_gpu_get_a_sentence(nccl: ModuleType, mon
 
 
 def test_the_ranks_on_one_gpu_are_named(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Take them from NCCL's log, whatever number of GPUs CUDA shows."""
+    """Name the ranks from NCCL's log, whatever number of GPUs CUDA reports."""
     line = "n1:7:9 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 3 both on CUDA device 1000\n"
     (tmp_path / "log").write_text(line)
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
@@ -502,7 +502,7 @@ def test_the_ranks_on_one_gpu_are_named(nccl: ModuleType, monkeypatch: pytest.Mo
 
 
 def by_algorithm(nccl: ModuleType, algorithm: str, size: int = 1) -> list[Any]:
-    """Records of an all_reduce as it is, by an algorithm, and as it is again, in one launch of so many ranks."""
+    """Return records of an all_reduce by default, by an algorithm, and by default again, in one launch."""
     simulated_cupy.COMMUNICATORS.clear()
     cases = [plain_case(algorithm=each, in_place=False) for each in ("auto", algorithm, "auto")]
     *records, _ = records_of(nccl, size, cases)
@@ -510,16 +510,16 @@ def by_algorithm(nccl: ModuleType, algorithm: str, size: int = 1) -> list[Any]:
 
 
 def test_an_algorithm_gets_a_communicator_of_its_own(nccl: ModuleType) -> None:
-    """Ask for it when a communicator is made, carry out the case by that alone, and ask for nothing afterwards."""
+    """Create a communicator with the algorithm for that case only, and restore the environment."""
     assert ["ok"] * 3 == [record.status for record in by_algorithm(nccl, "tree/ll")]
-    asked = {made.asked: len(made.calls) for made in simulated_cupy.COMMUNICATORS if made.calls}
-    assert {"", "tree"} == set(asked)
-    assert min(asked.values()) > 5
+    calls_by_algorithm = {made.asked: len(made.calls) for made in simulated_cupy.COMMUNICATORS if made.calls}
+    assert {"", "tree"} == set(calls_by_algorithm)
+    assert min(calls_by_algorithm.values()) > 5
     assert "NCCL_ALGO" not in os.environ
 
 
 def test_what_nccl_cannot_do_is_a_row(nccl: ModuleType) -> None:
-    """Say what NCCL says, go on with other cases, and give up the communicator that has failed."""
+    """Record NCCL's error, abandon the failed communicator, and continue with other cases."""
     records = by_algorithm(nccl, "nvls")
     assert ["ok", "unsupported", "ok"] == [record.status for record in records]
     assert "NCCL_ERROR_INVALID_USAGE" in records[1].reason
@@ -528,29 +528,29 @@ def test_what_nccl_cannot_do_is_a_row(nccl: ModuleType) -> None:
 
 @pytest.mark.parametrize("algorithm", ["nvlstree", "collnetdirect"])
 def test_an_answer_that_cupy_cannot_name_is_a_row(nccl: ModuleType, algorithm: str) -> None:
-    """Name it where an operation or a communicator gets it, and go on with other cases."""
+    """Record an error code unknown to cupy, and continue with other cases."""
     records = by_algorithm(nccl, algorithm)
     assert ["ok", "unsupported", "ok"] == [record.status for record in records]
     assert "NCCL answers ncclRemoteError" in records[1].reason
 
 
 def test_numbers_of_channels_need_the_other_path(nccl: ModuleType) -> None:
-    """Say what to use instead."""
+    """Refuse a number of channels, and name --backend torch-nccl."""
     record = by_algorithm(nccl, "ring/8ch", size=2)[1]
     assert "unsupported" == record.status
     assert "use --backend torch-nccl" in record.reason
 
 
 def test_a_row_has_the_algorithm_of_its_own_operation(nccl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use NCCL's log of the capture for graphs; leave the cell empty without a log."""
+    """Read a graph's algorithm from NCCL's log of the capture; leave it empty without a log."""
     script = [{"all_reduce": "tree/ll/1ch"}, {}, {"all_reduce": "ring/ll/1ch"}, {"all_reduce": "nvls/simple/4ch"}, {}]
-    said = defaultdict[int, Iterator[dict[str, str]]](lambda: iter(script))
+    logs = defaultdict[int, Iterator[dict[str, str]]](lambda: iter(script))
 
     @contextmanager
     def recording() -> Iterator[dict[str, str]]:
-        heard: dict[str, str] = {}
-        yield heard
-        heard |= next(said[threading.get_ident()])
+        log: dict[str, str] = {}
+        yield log
+        log |= next(logs[threading.get_ident()])
 
     monkeypatch.setattr(nccl.LOG, "recording", recording)
     monkeypatch.setattr(nccl.LOG, "transport", lambda: "P2P/CUMEM")
@@ -560,7 +560,7 @@ def test_a_row_has_the_algorithm_of_its_own_operation(nccl: ModuleType, monkeypa
 
 
 def test_other_algorithms_queue_on_the_stream_that_is_timed(nccl: ModuleType) -> None:
-    """Queue what is carried in another way between the events of the whole, else they would time nothing."""
+    """Queue operations of another algorithm on the timed stream."""
     by_algorithm(nccl, "tree")
     streams = [made.streams for made in simulated_cupy.COMMUNICATORS if made.calls]
     assert all(each == streams[0] for each in streams)

@@ -1,4 +1,4 @@
-"""Tests of what is read from NCCL's log."""
+"""Tests of parsing NCCL's log."""
 
 from commbench.backends.nccl_library import algorithms_in, duplicates_in, transports_in
 
@@ -25,13 +25,13 @@ node1:1:1 [0] NCCL INFO Reduce [Copy Engine]: 4096 Bytes -> cudaMemcpy; CE synch
 
 
 def test_transports_are_read() -> None:
-    """Name each kind once, without the adapter's number, and nothing that the GPUs only could do."""
+    """Return each transport once, without adapter numbers and without mere capabilities."""
     assert ["NET/Socket", "P2P/CUMEM", "SHM/direct"] == transports_in(LOG)
     assert [] == transports_in("")
 
 
 def test_algorithms_are_read() -> None:
-    """Say of each operation how it was carried last, in the words in which it is asked for."""
+    """Return the last algorithm of each operation, in the syntax of requests."""
     assert {
         "all_reduce": "ring/ll128/16ch",
         "reduce_scatter": "collnetdirect/simple/2ch",
@@ -45,7 +45,7 @@ def test_algorithms_are_read() -> None:
 
 
 def test_ranks_on_one_gpu_are_read() -> None:
-    """Find the two ranks of NCCL's warning."""
+    """Return the two ranks of NCCL's warning about a shared GPU."""
     warning = "n1:42:60 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 13 both on CUDA device 17000"
     assert (1, 13) == duplicates_in(f"{LOG}\n{warning}\n")
     assert duplicates_in(LOG) is None

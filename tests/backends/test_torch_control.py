@@ -1,4 +1,4 @@
-"""Tests of where Gloo's ranks meet and by which network interface they reach each other."""
+"""Tests of Gloo's rendezvous address and network interface."""
 
 import os
 import socket
@@ -18,16 +18,16 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Placed:
-    """Return what puts this process on a host whose name and default route lead to given addresses."""
+    """Return a function that simulates a host with a name's address, a default route and an interface request."""
 
     def put(name: str, route: str = "", interface: str = "") -> None:
-        found = {"lo": "127.0.0.1", "eth0": "10.0.0.5", "ib0": "10.1.0.5"}
+        addresses_by_nic = {"lo": "127.0.0.1", "eth0": "10.0.0.5", "ib0": "10.1.0.5"}
         addresses = {
             nic: [
                 SimpleNamespace(family=socket.AF_INET6, address="fe80::1"),
                 SimpleNamespace(family=socket.AF_INET, address=address),
             ]
-            for nic, address in found.items()
+            for nic, address in addresses_by_nic.items()
         }
         monkeypatch.setattr(socket, "gethostbyname", lambda _: name)
         monkeypatch.setattr(socket, "gethostname", lambda: "n0")
@@ -51,21 +51,21 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Placed:
 def test_ranks_meet_where_all_can_reach_them(
     place: Placed, one_host: bool, host: tuple[str, str, str], expected: tuple[str, str]
 ) -> None:
-    """Take the interface that was asked for, else the loopback on one host, else where the name or the route leads."""
+    """Choose the requested interface, else the loopback on one host, else by name or route."""
     place(*host)
     torch_control.choose_interface(one_host=one_host)
     assert expected == (os.environ[INTERFACE], torch_control._own_address())
 
 
 def test_a_host_that_nobody_reaches_is_refused(place: Placed) -> None:
-    """Ask for the interface where neither the name nor a route tells."""
+    """Ask for an interface if neither name nor route gives a reachable address."""
     place("127.0.1.1")
     with pytest.raises(InputError, match=r"host n0 leads to 127\.0\.1\.1, .* by --interface\.$"):
         torch_control.choose_interface(one_host=False)
 
 
 def test_an_interface_that_is_not_there_is_refused(place: Placed) -> None:
-    """Name it rather than meet anywhere else."""
+    """Refuse an unknown interface by name."""
     place("10.0.0.5", interface="eth7")
     with pytest.raises(InputError, match=r"is eth7, and host n0 has no such interface"):
         torch_control._own_address()

@@ -1,4 +1,4 @@
-"""Tests of NCCL through torch with a host in place of the GPU: every line but CUDA's own, on real ranks."""
+"""Tests of the torch NCCL backend on real ranks with the host in place of the GPU: all code except CUDA calls."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module", params=[2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))])
-def found(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
-    """All findings on so many ranks, from one launch."""
+def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
+    """Return all findings on 2 ranks, and on 1 and 4 with the slow tests, from one launch each."""
     findings = run_ranks(request.param, "torch_on_host.py")
     for entry in findings["cases"]:
         entry["case"] = Case(**entry["case"])
@@ -25,7 +25,7 @@ def found(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
 
 
 def refusal(case: Case, size: int) -> str:
-    """The beginning of the sentence that must refuse a case; empty for a case that must work."""
+    """Return the beginning of the sentence that must refuse a case, or an empty text."""
     operation = OPERATIONS[case.operation]
     if size < operation.minimum_ranks:
         return f"{case.operation} needs at least"
@@ -40,20 +40,20 @@ def refusal(case: Case, size: int) -> str:
     return ""
 
 
-def test_results_are_right_and_a_wrong_element_is_found(found: dict[str, Any]) -> None:
-    """Find no wrong element in what is possible, and exactly the one that was flipped."""
-    done = [entry for entry in found["cases"] if "refused" not in entry]
+def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]) -> None:
+    """Find no wrong element in clean results, and exactly the flipped one."""
+    done = [entry for entry in verified["cases"] if "refused" not in entry]
     assert [] == [str(entry["case"]) for entry in done if (entry["clean"], entry["corrupted"]) != (0, 1)]
     possible = {name for name, o in OPERATIONS.items() if o.moves_data and not o.overlaps}
-    assert {name for name in possible if OPERATIONS[name].minimum_ranks <= found["size"]} == {
+    assert {name for name in possible if OPERATIONS[name].minimum_ranks <= verified["size"]} == {
         entry["case"].operation for entry in done
     }
 
 
-def test_backends_refuse_listed_operations_only(found: dict[str, Any]) -> None:
-    """Refuse missing operations with the reason, and nothing else."""
-    seen = [(entry["case"], entry.get("refused", "")) for entry in found["cases"]]
-    expected = [(case, reason, refusal(case, found["size"])) for case, reason in seen]
+def test_backends_refuse_listed_operations_only(verified: dict[str, Any]) -> None:
+    """Refuse exactly the missing operations, with the reason."""
+    refusals = [(entry["case"], entry.get("refused", "")) for entry in verified["cases"]]
+    expected = [(case, reason, refusal(case, verified["size"])) for case, reason in refusals]
     assert [] == [
         (str(case), reason)
         for case, reason, sentence in expected
@@ -61,23 +61,23 @@ def test_backends_refuse_listed_operations_only(found: dict[str, Any]) -> None:
     ]
 
 
-def test_the_barrier_waits(found: dict[str, Any]) -> None:
-    """Count no rank that leaves before the last has entered, and all that do where nobody waits."""
-    assert {"real": 0, "idle": found["size"] - 1} == found["barrier"]
+def test_the_barrier_waits(verified: dict[str, Any]) -> None:
+    """Hold every rank in a real barrier, and none in an idle one."""
+    assert {"real": 0, "idle": verified["size"] - 1} == verified["barrier"]
 
 
 @pytest.mark.parametrize(
     "how", ["plain", "in place", "algorithm", "narrow", "pipelined", "rotated", "groups", "barrier"]
 )
-def test_cases_are_measured_by_events(found: dict[str, Any], how: str) -> None:
-    """Measure through the whole engine: verified, timed by events, with the overhead beside it."""
-    if how in {"in place", "barrier"} and found["size"] == 1:
-        assert "among one rank torch-nccl has nothing to do in place" in found["measured"][how]["reason"]
+def test_cases_are_measured_by_events(verified: dict[str, Any], how: str) -> None:
+    """Measure through the whole engine: verified, timed by events, with overhead."""
+    if how in {"in place", "barrier"} and verified["size"] == 1:
+        assert "among one rank torch-nccl has nothing to do in place" in verified["measured"][how]["reason"]
         return
-    if how == "groups" and found["size"] != 4:
-        assert how not in found["measured"]
+    if how == "groups" and verified["size"] != 4:
+        assert how not in verified["measured"]
         return
-    record = found["measured"][how]
+    record = verified["measured"][how]
     assert ("ok", 0, "event", "host") == tuple(record[name] for name in ("status", "wrong", "loop", "device"))
     assert {"pipelined": "none"}.get(how, "barrier") == record["sync"]
     assert record["library"].startswith(f"torch {torch.__version__.split('+')[0]} NCCL")
@@ -86,13 +86,13 @@ def test_cases_are_measured_by_events(found: dict[str, Any], how: str) -> None:
     assert [] == list(record["skew_us"])
 
 
-def test_nothing_stays_asked_for(found: dict[str, Any]) -> None:
-    """Leave NCCL's variables as they were."""
-    assert {"NCCL_ALGO": None, "NCCL_PROTO": None} == found["asked"]
+def test_nothing_stays_asked_for(verified: dict[str, Any]) -> None:
+    """Restore NCCL's variables after a case."""
+    assert {"NCCL_ALGO": None, "NCCL_PROTO": None} == verified["asked"]
 
 
 def test_a_missing_gpu_is_bad_input() -> None:
-    """Name what torch lacks before using it."""
+    """Refuse a torch without GPU support before using it."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     from commbench.backends.torch_calls import find_gpus
@@ -102,24 +102,24 @@ def test_a_missing_gpu_is_bad_input() -> None:
         find_gpus("torch-nccl")
 
 
-def test_memory_that_cannot_be_registered_is_a_row(found: dict[str, Any]) -> None:
-    """Say so where torch's backend has no allocator of its own, and go on."""
-    record = found["measured"]["registered"]
+def test_memory_that_cannot_be_registered_is_a_row(verified: dict[str, Any]) -> None:
+    """Record that torch's backend has no allocator, and continue."""
+    record = verified["measured"]["registered"]
     assert "unsupported" == record["status"]
     assert "makes no registered buffers here" in record["reason"]
 
 
-def test_a_barrier_that_waits_on_the_host_is_in_no_graph(found: dict[str, Any]) -> None:
-    """Refuse beforehand what CUDA forbids while it captures, as a row."""
-    record = found["measured"]["barrier in a graph"]
+def test_a_barrier_that_waits_on_the_host_is_in_no_graph(verified: dict[str, Any]) -> None:
+    """Refuse a host-blocking barrier in a graph."""
+    record = verified["measured"]["barrier in a graph"]
     assert "unsupported" == record["status"]
     assert record["reason"].startswith("torch-nccl's barrier waits on the host, which no graph can hold")
 
 
-def test_memory_that_is_full_on_one_rank_is_a_row(found: dict[str, Any]) -> None:
-    """Say on all ranks what one had no room for, and how much is free there."""
-    record = found["measured"]["too large"]
-    share = {1: "4 KiB", 2: "2 KiB", 4: "1 KiB"}[found["size"]]
+def test_memory_that_is_full_on_one_rank_is_a_row(verified: dict[str, Any]) -> None:
+    """Record on all ranks which rank has no memory, and how much is free."""
+    record = verified["measured"]["too large"]
+    share = {1: "4 KiB", 2: "2 KiB", 4: "1 KiB"}[verified["size"]]
     assert (
         "unsupported",
         f"the GPU's memory has no room for another {share}, 1 GiB are free; choose smaller --sizes",
@@ -130,10 +130,10 @@ def test_memory_that_is_full_on_one_rank_is_a_row(found: dict[str, Any]) -> None
 
 
 def bare(**attributes: Any) -> Any:
-    """Return a communicator of two ranks that has joined nothing."""
+    """Return a communicator of two ranks that joined no process group."""
     from commbench.backends.torch_nccl import TorchNcclCommunicator
 
-    found = object.__new__(TorchNcclCommunicator)
+    communicator = object.__new__(TorchNcclCommunicator)
     fields = {
         "rank": 0,
         "size": 2,
@@ -142,8 +142,8 @@ def bare(**attributes: Any) -> Any:
         "_torch_device": torch.device("cpu"),
         "_pool": None,
     }
-    vars(found).update(fields | attributes)
-    return found
+    vars(communicator).update(fields | attributes)
+    return communicator
 
 
 @pytest.mark.parametrize(
@@ -160,15 +160,15 @@ def bare(**attributes: Any) -> Any:
     ],
 )
 def test_collectives_are_begun_and_waited_for(monkeypatch: pytest.MonkeyPatch, name: str, arguments: str) -> None:
-    """Begin each as DDP does, on the group's own stream, and have the current stream wait for it."""
+    """Start each collective on the group's stream, as DDP does, and let the current stream wait."""
     from commbench.backends import torch_calls
     from commbench.backends.torch_nccl import TensorBuffer
 
-    asked: list[str] = []
+    calls: list[str] = []
 
     def begin(*_: object, async_op: bool = False, **__: object) -> Any:
-        asked.append("begun" if async_op else "on the current stream")
-        return SimpleNamespace(wait=lambda: asked.append("waited"))
+        calls.append("begun" if async_op else "on the current stream")
+        return SimpleNamespace(wait=lambda: calls.append("waited"))
 
     owner, function = {
         "all_gather": (torch_calls, "all_gather_single"),
@@ -180,13 +180,13 @@ def test_collectives_are_begun_and_waited_for(monkeypatch: pytest.MonkeyPatch, n
     call = getattr(bare(), name)(
         *(int(word) if word.isdigit() else buffers.get(word, word) for word in arguments.split())
     )
-    assert [] == asked
+    assert [] == calls
     call.run()
-    assert ["begun", "waited"] == asked
+    assert ["begun", "waited"] == calls
 
 
 def test_memory_that_was_not_registered_whole_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have torch forget a pool that it has noted and could not register, and which it deregisters as badly."""
+    """Remove a partly registered pool from torch's list, whose deregistration would fail."""
     from commbench.errors import UnsupportedError
 
     noted: set[str] = set()

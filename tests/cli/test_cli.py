@@ -1,4 +1,4 @@
-"""Tests of the command line: what is refused, and how; what is listed; what is loaded."""
+"""Tests of the command line: messages, exit codes, dry runs, light imports."""
 
 import os
 import signal
@@ -86,7 +86,7 @@ pytest.importorskip("mpi4py")  # without a launcher every measuring command ends
     ],
 )
 def test_bad_input_is_one_sentence(commbench: Command, line: str, words: str) -> None:
-    """End with code 2 and one line on stderr that says what is wrong; write nothing anywhere."""
+    """Exit with 2, print one line on stderr that names the problem, and write nothing."""
     before = commbench.files()
     outcome = commbench(line)
     assert (2, "") == (outcome.code, outcome.out)
@@ -99,7 +99,7 @@ def test_bad_input_is_one_sentence(commbench: Command, line: str, words: str) ->
 
 @pytest.fixture
 def two_ranks(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """The command, as the first of two ranks that a person's mpirun has started."""
+    """Return the command as rank 0 of two ranks started by a person's mpirun."""
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     return commbench
@@ -115,7 +115,7 @@ def two_ranks(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     ],
 )
 def test_what_comes_too_late_for_ranks_is_refused(two_ranks: Command, option: str, sentence: str) -> None:
-    """Name the option, and write nothing."""
+    """Refuse options that running ranks cannot apply, and write nothing."""
     before = two_ranks.files()
     refused = two_ranks(f"run {option} --out mine")
     assert (2, f"commbench: {sentence}") == (refused.code, refused.err[: len(f"commbench: {sentence}")])
@@ -123,7 +123,7 @@ def test_what_comes_too_late_for_ranks_is_refused(two_ranks: Command, option: st
 
 
 def test_a_dry_run_of_ranks_measures_nothing(two_ranks: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let rank 0 list the cases, and the others leave."""
+    """List the cases on rank 0 and exit silently on the others."""
     before = two_ranks.files()
     command = "run --dry-run -n 2 -c all_reduce --backend mpi --sizes 8 --out mine"
     listed = two_ranks(command)
@@ -135,21 +135,21 @@ def test_a_dry_run_of_ranks_measures_nothing(two_ranks: Command, monkeypatch: py
 
 @pytest.mark.parametrize("line", ["run --budget long", "run --backend smoke"], ids=["before", "within"])
 def test_bad_input_of_ranks_is_said_once(two_ranks: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    """Let rank 0 speak at once, and another only where nobody has ended it a while later."""
+    """Print the error on rank 0; another rank prints it only if still alive after a delay."""
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
     sentence = f"Unknown {line.split()[1].lstrip('-')}"
     assert (True, []) == (two_ranks(line).err.startswith(f"commbench: {sentence}"), waited)
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    said = two_ranks(line)
-    assert (2, [AFTER_RANK_0_S]) == (said.code, waited)
-    assert said.err.startswith(f"commbench: rank 1 on host {os.uname().nodename}: {sentence}")
-    assert 1 == len(said.err.splitlines())
+    outcome = two_ranks(line)
+    assert (2, [AFTER_RANK_0_S]) == (outcome.code, waited)
+    assert outcome.err.startswith(f"commbench: rank 1 on host {os.uname().nodename}: {sentence}")
+    assert 1 == len(outcome.err.splitlines())
 
 
 @pytest.mark.parametrize("line", ["run --bogus", "run -n two", "dance", "compare one"])
 def test_a_mistyped_command_line_says_so(commbench: Command, line: str) -> None:
-    """End with code 2 and nothing on stdout or disk where the line itself cannot be read."""
+    """Exit with 2 and write nothing to stdout or disk if the line cannot be parsed."""
     before = commbench.files()
     outcome = commbench(line)
     assert (2, "", True) == (outcome.code, outcome.out, bool(outcome.err))
@@ -201,7 +201,7 @@ def test_the_version_is_told(commbench: Command) -> None:
 
 
 def test_importing_is_light() -> None:
-    """Load nothing heavy, not even numpy, with the package and with the command line before a command is named."""
+    """Import the package and the command line without numpy or any heavier library."""
     heavy = ("torch", "mpi4py", "numba", "numpy", "pandas", "matplotlib", "scipy")
     for module in ("commbench", "commbench.cli"):
         code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
@@ -210,7 +210,7 @@ def test_importing_is_light() -> None:
 
 
 def test_the_module_runs_like_the_command(tmp_path: Path) -> None:
-    """Refuse the same way as a process: code 2, one line, nothing written."""
+    """Refuse bad input as a process: exit code 2, one line, nothing written."""
     command = [sys.executable, "-m", "commbench", "run", "-c", "allreduce"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (2, "", 1) == (done.returncode, done.stdout, done.stderr.count("\n"))
@@ -227,7 +227,7 @@ def test_the_module_runs_like_the_command(tmp_path: Path) -> None:
     ],
 )
 def test_a_report_says_that_its_run_is_unfinished(commbench: Command, fields: dict[str, str], words: list[str]) -> None:
-    """Say why the run is not complete, how to go on, and which of its files there is."""
+    """Report why a run is unfinished, how to resume it, and its files."""
     with Store.open(commbench.home / "mine", make_info(**fields)) as store:
         store.append(make_record())
     outcome = commbench("report mine")
@@ -237,7 +237,7 @@ def test_a_report_says_that_its_run_is_unfinished(commbench: Command, fields: di
 
 
 def test_a_hint_in_square_brackets_is_shown(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Print what to install as it is to be typed."""
+    """Print the installation hint literally, square brackets included."""
     monkeypatch.setattr("commbench.cli.report.probe_mpi", lambda: {"problem": "pip install 'commbench[mpi]'"})
     assert "pip install 'commbench[mpi]'" in commbench("env").out
 
@@ -253,7 +253,7 @@ def test_a_hint_in_square_brackets_is_shown(commbench: Command, monkeypatch: pyt
 def test_an_mpi_that_does_not_start_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, error: Exception, problem: str
 ) -> None:
-    """Say the last that it has said, whatever that is."""
+    """Report the last line that MPI printed."""
 
     def fail(*_: object, **__: object) -> None:
         raise error
@@ -268,26 +268,26 @@ def test_an_mpi_that_does_not_start_is_a_sentence(
 def test_failing_fast_is_for_who_asks(
     commbench: Command, monkeypatch: pytest.MonkeyPatch, command: str, option: str
 ) -> None:
-    """Go on after failures unless asked to stop; give the conductor the whole suite as its only stage."""
-    told: list[tuple[int, bool]] = []
+    """Stop at the first failure only with --fail-fast; pass the suite as one stage."""
+    calls: list[tuple[int, bool]] = []
 
     def note(stages: Sequence[Stage], *_: object, fail_fast: bool) -> int:
         (stage,) = stages
         request = stage([])
         assert isinstance(request, RunRequest)
-        told.append((request.ranks, fail_fast))
+        calls.append((request.ranks, fail_fast))
         return 3
 
     monkeypatch.setattr("commbench.cli.conduct.conduct", note)
     assert 3 == commbench(f"{command} -n 2 --backend mpi --out mine{option}").code
-    assert [(2, bool(option))] == told
+    assert [(2, bool(option))] == calls
 
 
 @pytest.mark.parametrize(("code", "status"), [(3, "partial"), (130, "interrupted"), (0, "cut"), (0, "complete")])
 def test_why_a_run_did_not_finish_is_on_stderr(
     commbench: Command, monkeypatch: pytest.MonkeyPatch, code: int, status: str
 ) -> None:
-    """Print it on stderr if the run failed; a run that its time limit has cut states it among its results."""
+    """Print why a run failed on stderr, and a cut by the time limit with the results."""
 
     def end(_stages: Sequence[Stage], store: Store, *_: object, **__: object) -> int:
         store.append(make_record())
@@ -303,7 +303,7 @@ def test_why_a_run_did_not_finish_is_on_stderr(
 
 
 def test_without_training_collectives_have_all_of_the_time(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave no share of the limit to training where it is left out."""
+    """Give collectives the whole time limit if training is unavailable."""
     limits: list[float | None] = []
 
     def note(stages: Sequence[Stage], *_: object, **__: object) -> int:
@@ -327,7 +327,7 @@ cli.main()
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_is_ended_leaves_no_child(number: signal.Signals) -> None:
-    """End what it waits for, such as a workload that is being tried out, and say by which signal."""
+    """End child processes on a signal, and exit with 128 plus its number."""
     command = [sys.executable, "-c", WAITING]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
         assert waiting.stdout
@@ -350,7 +350,7 @@ def make_settings(**changes: Any) -> Settings:
 
 
 def test_a_task_is_concluded_before_it_is_printed(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the task for the place, and let it conclude while the run is still open."""
+    """Plan for the given ranks, and run the task's conclusion before the run is closed."""
     out = commbench.home / "mine"
     monkeypatch.setattr("commbench.cli.conduct.conduct", lambda *_, **__: 0)
 
@@ -370,7 +370,7 @@ def test_a_task_is_concluded_before_it_is_printed(commbench: Command, monkeypatc
 
 
 def test_a_dry_run_lists_every_stage_that_is_known(commbench: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    """List the cases of all, state the extent of each, and write nothing."""
+    """List the cases and the extent of every planned stage, and write nothing."""
 
     def plan(place: Place) -> Task:
         requests = [
@@ -386,16 +386,18 @@ def test_a_dry_run_lists_every_stage_that_is_known(commbench: Command, capsys: p
 
 
 def test_the_seed_of_a_run_is_kept(commbench: Command) -> None:
-    """Take the seed that was given, else that of the run that is resumed, else none."""
+    """Use the given seed, else the seed of the resumed run, else none."""
     with Store.open(commbench.home / "mine", make_info(seed=7)):
         pass
-    kept = {"out": commbench.home / "mine"}
-    seeds = [make_settings(**changes).seed_or_resumed() for changes in ({}, {"seed": 5}, kept, {**kept, "seed": 5})]
+    resumed = {"out": commbench.home / "mine"}
+    seeds = [
+        make_settings(**changes).seed_or_resumed() for changes in ({}, {"seed": 5}, resumed, {**resumed, "seed": 5})
+    ]
     assert [None, 5, 7, 5] == seeds
 
 
 def make_mixed(path: Path, *, collectives: bool) -> None:
-    """Write a run that has trained, and maybe measured too."""
+    """Write a run with training and optionally collectives."""
     cases = [TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook=hook) for hook in ("none", "fp16")]
     with Store.open(path, make_info(status="complete")) as store:
         for record in [make_record()] if collectives else []:
@@ -407,7 +409,7 @@ def make_mixed(path: Path, *, collectives: bool) -> None:
 
 @pytest.mark.parametrize(("collectives", "file"), [(False, "ddp.csv"), (True, "collectives.csv")])
 def test_a_report_shows_training(commbench: Command, *, collectives: bool, file: str) -> None:
-    """Print what was trained, beside what was measured where there is any."""
+    """Print training results, next to collectives if there are any."""
     make_mixed(commbench.home / "mine", collectives=collectives)
     outcome = commbench("report mine")
     assert (0, "") == (outcome.code, outcome.err)
@@ -417,7 +419,7 @@ def test_a_report_shows_training(commbench: Command, *, collectives: bool, file:
 
 
 def test_training_is_printed_as_csv_and_not_as_other_tools_do(commbench: Command) -> None:
-    """Print ddp.csv, behind collectives.csv where there is one; say what has no place in a format."""
+    """Print collectives.csv, then ddp.csv; report that training has no OSU format."""
     make_mixed(commbench.home / "trained", collectives=False)
     make_mixed(commbench.home / "both", collectives=True)
     assert (commbench.home / "trained" / "ddp.csv").read_text() == commbench("report trained --format csv").out
@@ -430,7 +432,7 @@ def test_training_is_printed_as_csv_and_not_as_other_tools_do(commbench: Command
     "line", ["run -- true", "up", "exec -- true", "status", "link host0 down", "down", "down --all"]
 )
 def test_every_lab_command_needs_root(commbench: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    """Say so in one sentence, and how to go on."""
+    """Refuse lab commands without root in one sentence, with the command to use."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     outcome = commbench(f"lab {line}")
     sentence = (
@@ -441,11 +443,11 @@ def test_every_lab_command_needs_root(commbench: Command, monkeypatch: pytest.Mo
 
 
 def test_a_lab_runs_what_follows_the_dashes(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hand the command over as it is, and end with its exit code."""
-    told: list[Any] = []
+    """Run the command after the dashes unchanged, and return its exit code."""
+    calls: list[Any] = []
 
     def note(plan: LabPlan, command: Sequence[str], name: str | None) -> int:
-        told.append((plan, list(command), name))
+        calls.append((plan, list(command), name))
         return 7
 
     monkeypatch.setattr("commbench.cli.lab.run_in_lab", note)
@@ -453,11 +455,11 @@ def test_a_lab_runs_what_follows_the_dashes(commbench: Command, monkeypatch: pyt
     assert 7 == commbench(f"lab run --hosts 3 --rate 200mbit {shape} -- commbench bench -n 6 --seed 1").code
     slow = ["host1=1mbit", "host2=none"]
     plan = LabPlan.parse(3, "200mbit", ranks_per_host=2, slow=slow, racks=3, uplink="none")
-    assert [(plan, ["commbench", "bench", "-n", "6", "--seed", "1"], "mine")] == told
+    assert [(plan, ["commbench", "bench", "-n", "6", "--seed", "1"], "mine")] == calls
 
 
 def test_cadences_and_buffers_are_axes_of_a_run(commbench: Command) -> None:
-    """List what is asked for by both options, and refuse what there is not in one sentence."""
+    """List every cadence and buffer mode, and refuse an unknown one in one sentence."""
     outcome = commbench(
         "run -c all_reduce --backend mpi --sizes 8 -n 2 --cadence isolated,pipelined --buffers hot,rotated --dry-run"
     )

@@ -1,4 +1,4 @@
-"""Tests of what commands make of a machine's GPUs: how many ranks, over what they train, what is left out and why."""
+"""Tests of commands on machines with GPUs: number of ranks, training backend, what is left out and why."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ pytest.importorskip("mpi4py")  # without a launcher every measuring command ends
 
 
 def test_ranks_follow_the_gpus_of_this_machine() -> None:
-    """Start one for each where several are measured, as far as CPUs go, but for what was said on ranks or hosts."""
+    """Start one rank per GPU up to the number of CPUs, unless ranks or hosts are given."""
 
     def ranks(*, slots: int = 64, is_local: bool = True, limit: int | None = None, gpus: int | None = 4) -> int:
         launcher: Any = SimpleNamespace(slots=lambda: slots, is_local=is_local, limit=lambda: limit)
@@ -29,17 +29,17 @@ def test_ranks_follow_the_gpus_of_this_machine() -> None:
 
 
 def test_a_first_run_on_gpus_says_what_it_leaves_out(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave NCCL out where two ranks would share a GPU, and say that training is on CPUs; use both of two."""
+    """Omit NCCL if two ranks would share a GPU, and report training on CPUs."""
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)
     monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
     monkeypatch.setattr("commbench.cli.train.probe_workload", probe_on_host)
     for gpus in (1, 2):
         monkeypatch.setattr("commbench.cli.request.try_device", lambda _, gpus=gpus: DeviceTrial(gpus=gpus))
-        said = " ".join(commbench("bench --dry-run").out.split())
-        assert (gpus == 1) == ("Left out: 2 ranks of a host would share 1 GPU:" in said)
-        assert (gpus == 1) == ("Left out: Training on GPUs: this trains over Gloo on CPUs. 2 ranks of a host" in said)
-        assert (gpus == 2) == ("nccl all_reduce" in said)
-        assert (gpus == 2) == ("mlp none, 5 MiB buckets, 2 ranks over NCCL, batch 32" in said)
+        output = " ".join(commbench("bench --dry-run").out.split())
+        assert (gpus == 1) == ("Left out: 2 ranks of a host would share 1 GPU:" in output)
+        assert (gpus == 1) == ("Left out: Training on GPUs: this trains over Gloo on CPUs. 2 ranks of a host" in output)
+        assert (gpus == 2) == ("nccl all_reduce" in output)
+        assert (gpus == 2) == ("mlp none, 5 MiB buckets, 2 ranks over NCCL, batch 32" in output)
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_a_first_run_on_gpus_says_what_it_leaves_out(commbench: Command, monkeyp
     ],
 )
 def test_bench_trains_over_what_it_measures(backends: Sequence[str] | None, expected: str | None) -> None:
-    """Train over Gloo or NCCL where collectives over it are asked for, over neither where MPI alone is."""
+    """Train over the measured backend, Gloo or NCCL, and not at all if only MPI is measured."""
     assert expected == measuring._trains_over(backends)
 
 
 def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(
     commbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Leave the training out, with a sentence, where GPUs are named that only other hosts have."""
+    """Omit the training with a sentence if this host has no GPU."""
     monkeypatch.setattr("commbench.cli.measure.try_device", lambda _: DeviceTrial(refusal="torch finds no GPU."))
     outcome = commbench("bench --backend mpi,torch-nccl -n 2 --dry-run")
     assert 0 == outcome.code
@@ -79,7 +79,7 @@ def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(
     ],
 )
 def test_traces_of_cpus_stay_there(monkeypatch: pytest.MonkeyPatch, workload: str, asked: str, expected: str) -> None:
-    """Replay on CPUs what was recorded on them, unless NCCL is named."""
+    """Replay a trace recorded on CPUs on CPUs, unless NCCL is named."""
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)
     monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
     monkeypatch.setattr("commbench.cli.request.try_device", lambda _: DeviceTrial(gpus=2))
@@ -88,7 +88,7 @@ def test_traces_of_cpus_stay_there(monkeypatch: pytest.MonkeyPatch, workload: st
 
 
 def probe_on_host(workload: str, *_: object, **__: object) -> WorkloadFacts:
-    """Try a workload out where there is no GPU, within this process."""
+    """Inspect a workload on the CPU within this process."""
     pytest.importorskip("torch")
     from commbench.ddp.inspection import inspect_workload
     from commbench.ddp.workloads import load_workload
@@ -100,7 +100,7 @@ def probe_on_host(workload: str, *_: object, **__: object) -> WorkloadFacts:
 def test_training_on_a_single_gpu_takes_a_number_of_ranks(
     commbench: Command, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """Say how to train on it all the same, rather than let ranks share it unasked."""
+    """Refuse to share a single GPU unless the number of ranks is given."""
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)
     monkeypatch.setattr("commbench.cli.request.try_device", lambda _: DeviceTrial(gpus=1))
     ended = commbench(f"{command} --backend nccl --out mine")

@@ -1,4 +1,4 @@
-"""Tests of the command that compares runs: its forms, its formats, its exit codes."""
+"""Tests of the command compare: argument forms, output formats, exit codes."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ SIZES = (8, KIB, 64 * KIB)
 
 
 def write_run(path: Path, seed: int, slower: dict[int, float] | None = None, **info: Any) -> Path:
-    """Write a run of three sizes, some of them ``slower`` by a factor."""
+    """Write a run of three sizes; multiply the times of the sizes in ``slower`` by their factors."""
     generator = np.random.default_rng(seed)
     with Store.open(path, make_info(**info)) as store:
         for size in SIZES:
@@ -41,7 +41,7 @@ def write_run(path: Path, seed: int, slower: dict[int, float] | None = None, **i
 
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
-    """A folder of five baselines."""
+    """Return a directory of five baselines."""
     for number in range(5):
         write_run(tmp_path / "good" / f"run{number}", number)
     return tmp_path / "good"
@@ -49,32 +49,32 @@ def good(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def new(tmp_path: Path) -> Path:
-    """A run in which 1 KiB takes 10 % longer."""
+    """Return a run in which 1 KiB takes 10 % longer."""
     return write_run(tmp_path / "new", 9, {KIB: 1.1})
 
 
 def test_all_forms_mean_the_same(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Take a folder of runs, what the shell makes of a pattern, and --baseline repeated."""
+    """Accept a directory of runs, a list of runs, and repeated --baseline options."""
     runs = sorted(good.iterdir())
-    said = []
+    outputs = []
     for positional, options in (([good, new], []), ([*runs, new], []), ([new], [good]), ([new], runs)):
         assert 5 == compare(list(positional), list(options))
-        said.append(capsys.readouterr().out)
-    assert 1 == len(set(said))
-    assert said[0].startswith("1 of 3 cases slower: mpi all_reduce 1 KiB float32 sum +10")
-    assert 5 == said[0].count("\nA: ")
+        outputs.append(capsys.readouterr().out)
+    assert 1 == len(set(outputs))
+    assert outputs[0].startswith("1 of 3 cases slower: mpi all_reduce 1 KiB float32 sum +10")
+    assert 5 == outputs[0].count("\nA: ")
 
 
 @pytest.mark.parametrize(
     ("threshold", "code"), [("2%", 5), ("5%", 5), ("5 %", 5), ("0.05", 5), ("20%", 0), ("0.2", 0), ("100%", 0)]
 )
 def test_the_threshold_decides_the_exit_code(good: Path, new: Path, threshold: str, code: int) -> None:
-    """End with 5 only where the interval lies wholly beyond it."""
+    """Exit with 5 only if an interval lies wholly beyond the threshold."""
     assert code == compare([good, new], threshold=threshold)
 
 
 def test_the_table_ends_with_what_decides(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Name what is beyond the threshold, or what would have been seen, in the log of a job as in its page."""
+    """End log and page with the cases beyond the threshold, or with the detectable difference."""
     compare([good, new], threshold="5%", out=new / "x.html")
     assert "Beyond 5 %: mpi all_reduce 1 KiB float32 sum." == capsys.readouterr().out.splitlines()[-1]
     assert "Beyond 5 %: mpi all_reduce 1 KiB float32 sum." in (new / "x.html").read_text()
@@ -85,7 +85,7 @@ def test_the_table_ends_with_what_decides(good: Path, new: Path, capsys: pytest.
 
 
 def test_a_run_named_twice_is_one_baseline(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Count a link to a run, and a run beside the folder that it is in, once."""
+    """Count a linked or repeated run once."""
     compare([good, new])
     expected = capsys.readouterr().out
     compare([good, good / "run1", new])
@@ -96,7 +96,7 @@ def test_a_run_named_twice_is_one_baseline(good: Path, new: Path, capsys: pytest
 
 
 def test_a_file_obeys_no_escape_sequences(tmp_path: Path) -> None:
-    """Write what runs say of themselves into a text file as text."""
+    """Escape control characters of runs in text files."""
     runs = [write_run(tmp_path / str(seed), seed, git_commit=f"\x1b[31m{seed}\x1b]0;title\x07") for seed in (1, 2)]
     compare(runs, out=tmp_path / "x.txt")
     text = (tmp_path / "x.txt").read_text()
@@ -118,7 +118,7 @@ def test_a_file_obeys_no_escape_sequences(tmp_path: Path) -> None:
 def test_bad_options_are_one_sentence(
     good: Path, new: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], words: str
 ) -> None:
-    """Say what was asked and what to do."""
+    """Refuse bad options in one sentence that says what to do."""
     monkeypatch.chdir(good.parent)
     with pytest.raises(InputError) as refused:
         compare([good, new], **arguments)
@@ -126,7 +126,7 @@ def test_bad_options_are_one_sentence(
 
 
 def test_runs_that_cannot_be_compared_are_refused(good: Path, new: Path, tmp_path: Path) -> None:
-    """Want a baseline that is not the run itself, like conditions and a case in common."""
+    """Refuse a missing baseline, the run itself, other conditions and disjoint cases."""
     with pytest.raises(InputError, match="There is no run to compare"):
         compare([new])
     with pytest.raises(InputError, match="among its own baselines"):
@@ -147,7 +147,7 @@ def test_runs_that_cannot_be_compared_are_refused(good: Path, new: Path, tmp_pat
 
 
 def test_csv_has_a_line_a_case(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Give ratio, interval, verdict and whether it is a regression, readable by machines."""
+    """Write ratio, interval, verdict and regression of each case as CSV."""
     assert 5 == compare([good, new], output_format="csv")
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert list(COMPARISON_COLUMNS) == list(rows[0])
@@ -160,7 +160,7 @@ def test_csv_has_a_line_a_case(good: Path, new: Path, capsys: pytest.CaptureFixt
 
 
 def test_csv_says_which_case_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tell cases of one short name apart, and let lines be joined with collectives.csv."""
+    """Write distinct case names, and key columns that join with collectives.csv."""
     for name in ("a", "b"):
         with Store.open(tmp_path / name, make_info()) as store:
             for loop in ("native", "python"):
@@ -182,8 +182,8 @@ def test_csv_says_which_case_it_is(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_regressions_are_named_with_their_groups() -> None:
-    """Say which of several groups became slower, in JSON and in the last line."""
-    one = ComparedCase(
+    """Name the group of each regression in JSON and in the last line."""
+    compared = ComparedCase(
         case=make_case(pattern="split:2"),
         group="2-3",
         time_a_us=1.0,
@@ -196,7 +196,7 @@ def test_regressions_are_named_with_their_groups() -> None:
             verdict=Verdict.SLOWER,
         ),
     )
-    table = ComparisonTable(names_a=("a",), name_b="b", margin=0.02, cases=(replace(one, group="0-1"), one))
+    table = ComparisonTable(names_a=("a",), name_b="b", margin=0.02, cases=(replace(compared, group="0-1"), compared))
     expected = [f"mpi all_reduce 1 KiB float32 sum pattern split:2 group {group}" for group in ("0-1", "2-3")]
     assert expected == json.loads(comparison_json(table, 0.05))["regressions"]
     assert f"Beyond 5 %: {', '.join(expected)}." == beyond(table, 0.05)
@@ -204,7 +204,7 @@ def test_regressions_are_named_with_their_groups() -> None:
 
 
 def test_json_says_all(good: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Hold the summary, the counts, the regressions beyond the threshold, the conditions and every case."""
+    """Write summary, counts, regressions beyond the threshold, conditions and cases as JSON."""
     assert 0 == compare([good, new], output_format="json", threshold="20%", sort=True)
     facts = json.loads(capsys.readouterr().out)
     assert {"slower": 1, "faster": 0} == {name: facts["counts"][name] for name in ("slower", "faster")}
@@ -217,7 +217,7 @@ def test_json_says_all(good: Path, new: Path, capsys: pytest.CaptureFixture[str]
 def test_a_file_takes_the_format_of_its_name(
     good: Path, new: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Write it, and print the table all the same."""
+    """Choose the file's format by its suffix, and still print the table."""
     for name, begins in (
         ("x.html", "<!DOCTYPE html>"),
         ("x.csv", "schema,"),
@@ -230,7 +230,7 @@ def test_a_file_takes_the_format_of_its_name(
 
 
 class Page(HTMLParser):
-    """What a page is made of."""
+    """Parses a page into tags, links and text."""
 
     VOID = frozenset({"meta", "rect", "line", "circle"})
 
@@ -243,24 +243,24 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note the tag and whatever it loads."""
+        """Record the tag and the addresses that it loads."""
         self.tags.append(tag)
         if tag not in self.VOID:
             self.open.append(tag)
         self.loads += [value for name, value in attrs if name in {"src", "href"}]
 
     def handle_endtag(self, tag: str) -> None:
-        """Close in order."""
+        """Check that tags close in order."""
         if tag not in self.VOID:
             assert tag == self.open.pop()
 
     def handle_data(self, data: str) -> None:
-        """Keep what is read."""
+        """Collect the text."""
         self.text += data
 
 
 def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
-    """Load nothing, run nothing, and show what a run says as the text that it is."""
+    """Write a page without scripts or external files, and escape the text of runs."""
     evil = write_run(tmp_path / "<script>alert(1)<script>", 1, git_commit="<b>x</b>")
     other = write_run(tmp_path / "b", 2, {KIB: 0.8}, git_commit="<img src=x>")
     assert 0 == compare([evil, other], out=tmp_path / "x.html")
@@ -276,7 +276,7 @@ def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
 
 
 def test_lost_cases_are_regressions(tmp_path: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """End with 5 where a case that A could measure fails in B, whatever the threshold."""
+    """Exit with 5 if a case measured in A failed in B, at any threshold."""
     with Store.open(tmp_path / "b", make_info()) as store:
         for size in SIZES:
             for record in make_launches([10.0] * 10, make_case(message_bytes=size), status="failed", reason="no"):
@@ -288,7 +288,7 @@ def test_lost_cases_are_regressions(tmp_path: Path, new: Path, capsys: pytest.Ca
 
 
 def test_training_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Give steps verdicts and exit codes as collectives."""
+    """Compare training steps with the verdicts and exit codes of collectives."""
     for name, step_ms in (("a", 20.0), ("b", 24.0)):
         with Store.open(tmp_path / name, make_training_info()) as store:
             for record in launches_of(step_ms, make_training_case()):
@@ -298,7 +298,7 @@ def test_training_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_spreadsheet_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Quote the name of a workload that would be a formula."""
+    """Quote a workload name that a spreadsheet would run as a formula."""
     for name in ("a", "b"):
         with Store.open(tmp_path / name, make_training_info()) as store:
             for record in launches_of(20.0, make_training_case(workload="=HYPERLINK(1)")):

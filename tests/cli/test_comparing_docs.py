@@ -1,4 +1,4 @@
-"""Tests of what docs/comparing.md proposes for continuous integration: its script is run, its job is read."""
+"""Tests of the continuous-integration example in docs/comparing.md: the script runs, the job is valid YAML."""
 
 import os
 import re
@@ -24,14 +24,14 @@ exec {sys.executable} -m commbench "$@"
 
 
 def block(language: str) -> str:
-    """Return the page's only code block in a language."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    return str(found)
+    """Return the page's only code block in the language."""
+    (code,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    return str(code)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Five baselines, and a stand-in for measuring."""
+    """Return a directory with five baselines and a stand-in for the measuring command."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "commbench").write_text(STAND_IN)
     (tmp_path / "bin" / "commbench").chmod(0o755)
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run_job(folder: Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
-    """Run the script as a job does."""
+    """Run the script as a CI job does."""
     variables = {
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "COMMBENCH_BASELINES": str(folder / "good"),
@@ -64,7 +64,7 @@ def run_job(folder: Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
     [pytest.param(1.0, 0, marks=pytest.mark.slow), pytest.param(1.03, 0, marks=pytest.mark.slow), (1.2, 5)],
 )
 def test_the_script_ends_as_the_page_says(folder: Path, factor: float, code: int) -> None:
-    """Pass an equal run and a small loss, and end with 5 at a large one, with a page either way."""
+    """Pass equal runs and small losses, exit with 5 at a large loss, and always write the page."""
     write_run(folder / "measured", 9, {KIB: factor})
     done = run_job(folder)
     assert code == done.returncode, done.stderr
@@ -73,7 +73,7 @@ def test_the_script_ends_as_the_page_says(folder: Path, factor: float, code: int
 
 @pytest.mark.slow
 def test_the_script_measures_again_each_time(folder: Path) -> None:
-    """Judge what is there now, not the run that an earlier job left behind."""
+    """Judge the new run, not that of an earlier job."""
     write_run(folder / "measured", 9)
     assert 0 == run_job(folder).returncode
     shutil.rmtree(folder / "measured")
@@ -84,14 +84,14 @@ def test_the_script_measures_again_each_time(folder: Path) -> None:
 
 
 def test_the_script_stops_where_nothing_was_measured(folder: Path) -> None:
-    """Hand on the measurement's exit code, and compare nothing."""
+    """Exit with the code of a failed measurement, and compare nothing."""
     write_run(folder / "measured", 9)
     assert 3 == run_job(folder, code=3).returncode
     assert not (folder / "comparison.html").exists()
 
 
 def test_the_script_begins_without_baselines(folder: Path) -> None:
-    """Ask for the first one."""
+    """Ask for a first baseline if there is none."""
     write_run(folder / "measured", 9)
     shutil.rmtree(folder / "good")
     done = run_job(folder)
@@ -99,14 +99,14 @@ def test_the_script_begins_without_baselines(folder: Path) -> None:
 
 
 def test_the_script_hands_on_that_conditions_changed(folder: Path) -> None:
-    """End with 2 and the sentence."""
+    """Exit with 2 and print the refusal if conditions changed."""
     write_run(folder / "measured", 9, nodes=2)
     done = run_job(folder)
     assert (2, True) == (done.returncode, "nodes: 1 vs 2" in done.stderr)
 
 
 def test_the_job_can_be_read() -> None:
-    """Find in the YAML the variables that the script takes, and that it keeps what it made."""
+    """Declare in the YAML all variables of the script, and always keep the page."""
     (job,) = yaml.safe_load(block("yaml"))["jobs"].values()
     measure, keep = job["steps"][1:]
     taken = set(re.findall(r"\$\{(COMMBENCH_\w+)", block("bash")))

@@ -1,4 +1,4 @@
-"""Tests of what becomes of what a person typed."""
+"""Tests of parsed options: sizes, names, budgets, memory, requests, backends and GPUs."""
 
 import dataclasses
 import math
@@ -88,7 +88,7 @@ def test_sizes_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_names_are_split_at_commas() -> None:
-    """Split names, keep nothing as nothing, refuse an empty one."""
+    """Split names at commas, return None for none, and refuse an empty name."""
     assert ("a", "b") == split_names("a, b")
     assert split_names(None) is None
     with pytest.raises(InputError, match="empty name"):
@@ -96,7 +96,7 @@ def test_names_are_split_at_commas() -> None:
 
 
 def test_budgets_are_found_and_changed() -> None:
-    """Find a budget by name, with another number of launches if asked."""
+    """Return the named budget with other launches or energy time if given; refuse bad values."""
     assert BUDGETS["standard"] == find_budget(BUDGETS, "standard")
     assert dataclasses.replace(BUDGETS["quick"], launches=3) == find_budget(BUDGETS, "quick", launches=3)
     with pytest.raises(InputError, match="Unknown budget 'long'; choose from quick, standard, rigorous"):
@@ -112,7 +112,7 @@ def test_budgets_are_found_and_changed() -> None:
 
 
 def test_messages_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refuse the first size whose buffers on all ranks of this host exceed what is available."""
+    """Refuse the first size whose buffers on this host's ranks exceed available memory."""
     available = 4 * BUFFERS_PER_RANK * MIB
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": available}))
     check_memory([make_case(message_bytes=MIB), make_case(backend="nccl", message_bytes=1 << 50)], 4)
@@ -129,20 +129,20 @@ def request(**changes: Any) -> Any:
 
 
 def test_a_request_needs_a_rank() -> None:
-    """Refuse no ranks and fewer."""
+    """Refuse zero or negative numbers of ranks."""
     for ranks in (0, -1):
         with pytest.raises(InputError, match=f"-n {ranks} was asked for"):
             request(ranks=ranks)
 
 
 def test_a_seed_is_drawn_where_none_is_given() -> None:
-    """Keep a seed, 0 too, and draw different ones otherwise."""
+    """Keep a given seed, also 0, and draw a random one otherwise."""
     assert 0 == request(seed=0).seed
     assert len({request(seed=None).seed for _ in range(5)}) > 1
 
 
 def test_the_identity_of_a_plan_is_ranks_budget_and_cases() -> None:
-    """Change with what is measured and not with the seed or the limits."""
+    """Identify a plan by ranks, budget and cases, not by seed or limits."""
     same = [plan_identity([request(**changes)]) for changes in ({}, {"seed": 6}, {"time_limit": 5.0})]
     assert same[0] == same[1] == same[2]
     assert same[0] != plan_identity([request(ranks=3)])
@@ -151,14 +151,14 @@ def test_the_identity_of_a_plan_is_ranks_budget_and_cases() -> None:
 
 
 def test_the_identity_of_a_plan_counts_all_stages_that_are_known() -> None:
-    """Tell a run with a further stage from one without."""
-    one, other = request(), request(ranks=3)
-    assert (1, 2) == (plan_identity([one])["cases"], plan_identity([one, other])["cases"])
-    assert plan_identity([one, other])["cases_sha256"] != plan_identity([one])["cases_sha256"]
+    """Include all planned stages in the identity."""
+    first, second = request(), request(ranks=3)
+    assert (1, 2) == (plan_identity([first])["cases"], plan_identity([first, second])["cases"])
+    assert plan_identity([first, second])["cases_sha256"] != plan_identity([first])["cases_sha256"]
 
 
 def test_the_identity_of_a_plan_that_trains_has_its_steps_and_threads() -> None:
-    """Do not resume with blocks of another length: their losses could not be compared."""
+    """Include the number of steps in the identity, but not the seed."""
     terms = [Terms(seed=seed, block_s=0.5, steps=steps) for seed, steps in ((1, 9), (2, 9), (1, 10))]
     identities = [plan_identity([dataclasses.replace(request(), training=each)]) for each in terms]
     assert identities[0] == identities[1]
@@ -166,7 +166,7 @@ def test_the_identity_of_a_plan_that_trains_has_its_steps_and_threads() -> None:
 
 
 def test_the_header_says_what_is_to_be_measured() -> None:
-    """State name, seed and plan, and whatever else there is to say."""
+    """Write name, seed, plan and further facts into the header of a run."""
     header = run_header("mine", [request()], {"same_layout": {}})
     assert ("mine", 5, plan_identity([request()]), "running", {}) == tuple(
         header[name] for name in ("suite", "seed", "plan", "status", "same_layout")
@@ -175,13 +175,13 @@ def test_the_header_says_what_is_to_be_measured() -> None:
 
 
 def test_a_missing_backend_is_left_out_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out with a sentence what the default names, refuse what a person names, and refuse to measure nothing."""
+    """Omit a missing default backend with a sentence, and refuse a named one or an empty suite."""
     monkeypatch.setattr(
         "commbench.cli.request.missing_library", lambda name: "gloo needs torch." if name == "gloo" else None
     )
     suite = Suite(name="s", sweeps=[Sweep(backends=["mpi", "gloo"]), Sweep(backends=["gloo"])])
-    left, sentences = usable_suite(suite, is_named=False)
-    assert (("mpi",), 1, ["gloo needs torch."]) == (left.backends, len(left.sweeps), sentences)
+    usable, sentences = usable_suite(suite, is_named=False)
+    assert (("mpi",), 1, ["gloo needs torch."]) == (usable.backends, len(usable.sweeps), sentences)
     with pytest.raises(InputError, match="gloo needs torch"):
         usable_suite(suite, is_named=True)
     with pytest.raises(InputError, match="gloo needs torch"):
@@ -189,33 +189,33 @@ def test_a_missing_backend_is_left_out_unless_asked_for(monkeypatch: pytest.Monk
 
 
 def test_each_sweep_keeps_its_own_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure no sweep on a backend that it does not name because another backend was left out."""
+    """Add no other backend to a sweep after omitting one."""
     monkeypatch.setattr(
         "commbench.cli.request.missing_library", lambda name: "gloo needs torch." if name == "gloo" else None
     )
     suite = Suite(name="s", sweeps=[Sweep(backends=["mpi", "gloo"]), Sweep(sizes=[8], backends=["fake"])])
-    left, _ = usable_suite(suite, is_named=False)
-    assert [("mpi",), ("fake",)] == [tuple(sweep.backends) for sweep in left.sweeps]
+    usable, _ = usable_suite(suite, is_named=False)
+    assert [("mpi",), ("fake",)] == [tuple(sweep.backends) for sweep in usable.sweeps]
 
 
 def test_mpi_under_torchrun_is_sent_to_mpirun() -> None:
-    """Name the chosen launcher in the refusal."""
+    """Name torchrun in the refusal to measure MPI under it."""
     with pytest.raises(InputError, match="not by torchrun; or choose --backend gloo"):
         usable_suite(Suite(name="s", sweeps=[Sweep(backends=["mpi"])]), is_named=True, carries_mpi=False)
 
 
 @pytest.mark.parametrize("gpus", [True, False])
 def test_nccl_is_measured_without_being_asked_where_there_are_gpus(monkeypatch: pytest.MonkeyPatch, gpus: bool) -> None:
-    """Try GPUs where there are any and say what is wrong with them; say nothing of NCCL where there are none."""
+    """Test the GPUs for NCCL by default if there are any, and report failures."""
     monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: gpus)
     monkeypatch.setattr(
         "commbench.cli.request.try_device",
         lambda name: DeviceTrial(refusal="torch has no NCCL.") if name == "torch-nccl" else DeviceTrial(gpus=2),
     )
-    left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), is_named=False)
+    usable, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), is_named=False)
     expected = (("mpi", "gloo", "nccl"), ["torch has no NCCL."]) if gpus else (("mpi", "gloo"), [])
-    assert expected == (left.backends, sentences)
+    assert expected == (usable.backends, sentences)
     alone = Suite(name="s", sweeps=[Sweep(backends=["torch-nccl"])])
     with pytest.raises(InputError, match="torch has no NCCL"):
         usable_suite(alone, is_named=False)
@@ -223,7 +223,7 @@ def test_nccl_is_measured_without_being_asked_where_there_are_gpus(monkeypatch: 
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-    """Play a machine with so many GPUs, for all that torch finds; cupy is not there."""
+    """Simulate a machine with ``gpus`` GPUs for torch, without cupy."""
     missing = {"nccl": "Backend nccl needs cupy."}
     monkeypatch.setattr("commbench.cli.request.missing_library", missing.get)
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: gpus > 0)
@@ -244,7 +244,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
 def test_gpus_say_how_many_ranks(
     monkeypatch: pytest.MonkeyPatch, backends: Sequence[str], gpus: int, expected: int | None
 ) -> None:
-    """Give each of several GPUs a rank where a backend can use them, a single one only where nothing else is there."""
+    """Return one rank per GPU if several can be used, and one for a single GPU only without other backends."""
     machine(monkeypatch, gpus)
     assert expected == ranks_by_gpus(backends)
 
@@ -262,26 +262,26 @@ def test_gpus_say_how_many_ranks(
 def test_training_is_on_gpus_where_each_rank_has_one(
     monkeypatch: pytest.MonkeyPatch, asked: str, gpus: int, ranks_here: int | None, expected: str
 ) -> None:
-    """Choose by what is here where nobody names a backend, and say why GPUs are not used."""
+    """Train on GPUs by default if each rank has its own; else report why not."""
     machine(monkeypatch, gpus)
     backend, sentences = choose_training_backend(asked, ranks_here=ranks_here)
-    said = "this trains over Gloo on CPUs. 5 ranks of a host would share 4 GPUs"
-    assert expected == backend + ", though there are GPUs" * sum(said in sentence for sentence in sentences)
+    reason = "this trains over Gloo on CPUs. 5 ranks of a host would share 4 GPUs"
+    assert expected == backend + ", though there are GPUs" * sum(reason in sentence for sentence in sentences)
 
 
 def test_emulated_hosts_do_not_share_a_gpu_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave NCCL out there, with a sentence, and let who names it try it."""
+    """Omit NCCL on emulated hosts by default, but allow it if named."""
     machine(monkeypatch, 4)
     monkeypatch.setenv(EMULATED, '{"hosts": 2}')
-    left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), is_named=False, ranks_here=1)
-    assert "torch-nccl" not in left.backends
+    usable, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), is_named=False, ranks_here=1)
+    assert "torch-nccl" not in usable.backends
     assert ["emulated hosts" in sentence for sentence in sentences].count(True) == 1
     assert "gloo" == choose_training_backend("auto", ranks_here=1)[0]
     assert lacking("torch-nccl") is None
 
 
 def test_what_is_no_training_backend_is_refused() -> None:
-    """Name those that there are."""
+    """Refuse an unknown training backend; list the valid ones."""
     assert "auto" == check_training_backend("auto")
     with pytest.raises(InputError, match="Unknown training backend 'mpi'; choose from auto, gloo, nccl"):
         check_training_backend("mpi")
@@ -289,20 +289,20 @@ def test_what_is_no_training_backend_is_refused() -> None:
 
 @pytest.mark.parametrize("ranks_here", [4, 5, None])
 def test_ranks_that_would_share_gpus_leave_nccl_out(monkeypatch: pytest.MonkeyPatch, ranks_here: int | None) -> None:
-    """Say how to ask for it; leave it in where it is asked for, alone in its suite, or nobody knows who shares."""
+    """Omit NCCL if ranks would share GPUs, unless it is named or the only backend."""
     machine(monkeypatch, 4)
-    left, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), is_named=False, ranks_here=ranks_here)
+    usable, sentences = usable_suite(Suite(name="s", sweeps=[Sweep()]), is_named=False, ranks_here=ranks_here)
     shares = ranks_here == 5
-    assert ("torch-nccl" in left.backends) == (not shares)
-    told = "5 ranks of a host would share 4 GPUs: start 4 on each (--ranks-per-node 4), or let them share by --back"
-    assert shares == any(sentence.startswith(told) for sentence in sentences)
+    assert ("torch-nccl" in usable.backends) == (not shares)
+    reason = "5 ranks of a host would share 4 GPUs: start 4 on each (--ranks-per-node 4), or let them share by --back"
+    assert shares == any(sentence.startswith(reason) for sentence in sentences)
     alone = Suite(name="s", sweeps=[Sweep(backends=["torch-nccl"])])
     assert (alone, []) == usable_suite(alone, is_named=False, ranks_here=ranks_here)
     assert (alone, []) == usable_suite(alone, is_named=True, ranks_here=ranks_here)
 
 
 def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count the GPUs of the host, not those that this rank sees, where a launcher has started the ranks."""
+    """Count the GPUs of the host, not those visible to one started rank."""
     machine(monkeypatch, 1)
     monkeypatch.setattr("commbench.cli.request.gpu_addresses", lambda: ["0000:17:00.0", "0000:65:00.0"])
     chosen = [choose_training_backend("auto", ranks_here=ranks, started=True)[0] for ranks in (2, 3)]
@@ -311,24 +311,24 @@ def test_ranks_that_run_may_each_see_a_gpu_of_their_own(monkeypatch: pytest.Monk
 
 
 def test_what_cannot_be_imported_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Find the cause inside the banner that cupy raises, and say what to install."""
+    """Extract the cause from cupy's import banner, and say what to install."""
     banner, cause = "=" * 64, "ImportError: libcublas.so.13: no such file"
-    said = f"\n{banner}\nFailed to import CuPy.\n\nOriginal error:\n  {cause}\n{banner}\n"
+    message = f"\n{banner}\nFailed to import CuPy.\n\nOriginal error:\n  {cause}\n{banner}\n"
     (tmp_path / "cupy").mkdir()
-    (tmp_path / "cupy" / "__init__.py").write_text(f"raise ImportError({said!r})")
+    (tmp_path / "cupy" / "__init__.py").write_text(f"raise ImportError({message!r})")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     for name in ("cupy", "commbench.backends.cupy_device"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    told = rf"Backend nccl needs cupy, which cannot be imported \({cause}\): pip install .*\[cuda13\]"
-    with pytest.raises(InputError, match=told):
+    pattern = rf"Backend nccl needs cupy, which cannot be imported \({cause}\): pip install .*\[cuda13\]"
+    with pytest.raises(InputError, match=pattern):
         count_gpus("nccl")
     refusal = try_device.__wrapped__("nccl").refusal  # not the answer of an earlier test
-    assert re.match(told, refusal or "")
+    assert re.match(pattern, refusal or "")
 
 
 def test_gpus_that_are_tried_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the number from the last line of the process that tries them."""
+    """Read the number of GPUs from the last line of the trial process."""
     done = subprocess.CompletedProcess([], 0, stdout="a library says hello\n4\n", stderr="")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
     assert DeviceTrial(gpus=4) == try_device.__wrapped__("nccl")
@@ -336,7 +336,7 @@ def test_gpus_that_are_tried_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("forks")
 def test_a_gpu_is_tried_in_a_process_of_its_own() -> None:
-    """Say in one sentence what this machine lacks, as a rank would."""
+    """Report in one sentence what a machine without a GPU lacks."""
     if has_gpus():
         pytest.skip("this machine has a GPU")
     pytest.importorskip("torch")

@@ -1,4 +1,4 @@
-"""Tests of the command predict: from a run's directory alone, in seconds, labelled; one sentence on what is missing."""
+"""Tests of the command predict: from run directories alone, in seconds, labelled; one sentence on what is missing."""
 
 import csv
 import dataclasses
@@ -39,41 +39,41 @@ STEPS = {"none": 420.0, "topk:0.01": 140.0}
 
 
 class Predict:
-    """The command, run in this process."""
+    """The command predict, run in this process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
 
     def __call__(self, *words: object) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr."""
+        """Return exit code, stdout and stderr."""
         self._monkeypatch.setattr(sys, "argv", ["commbench", "predict", *map(str, words)])
         with pytest.raises(SystemExit) as ending:
             cli.main()
-        said = self._capsys.readouterr()
-        return int(ending.value.code or 0), said.out, said.err
+        captured = self._capsys.readouterr()
+        return int(ending.value.code or 0), captured.out, captured.err
 
 
 @pytest.fixture
 def predict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Predict:
-    """The command."""
+    """Return the command predict."""
     return Predict(monkeypatch, capsys)
 
 
 @pytest.fixture
 def network(tmp_path: Path) -> Path:
-    """A run of collectives on 2 and 4 hosts."""
+    """Return a run of collectives on 2 and 4 hosts."""
     return write_run(tmp_path / "network", network_records((2, 4)), **network_info(4))
 
 
 @pytest.fixture
 def both(tmp_path: Path) -> Path:
-    """A run of collectives and training on 2 hosts."""
+    """Return a run of collectives and training on 2 hosts."""
     info = network_info(2, facts=workload_facts().to_json())
     return write_run(tmp_path / "both", network_records((2,)), training_of(STEPS), **info)
 
 
 def test_collectives_as_a_table(predict: Predict, network: Path) -> None:
-    """The header says from what, how and how far off; every time is called predicted and has an interval."""
+    """Print sources, held-out error, and predicted times with intervals."""
     code, out, _ = predict(network, "--world-size", "8:32", "--sizes", "1M")
     assert code == 0
     assert out.startswith("PREDICTED, not measured, from network\n")
@@ -91,7 +91,7 @@ def test_collectives_as_a_table(predict: Predict, network: Path) -> None:
 
 
 def test_rows_as_csv_and_json(predict: Predict, network: Path) -> None:
-    """The same rows for programs: labelled, with the rate asked for and the held-out error."""
+    """Write the same labelled rows as CSV and JSON, with rate and held-out error."""
     line = (network, "--world-size", "8,16", "--rate", "measured,10gbit", "--sizes", "64K,16M")
     rows = list(csv.DictReader(io.StringIO(predict(*line, "--format", "csv")[1])))
     assert {"collective"} == {row["about"] for row in rows}
@@ -112,7 +112,7 @@ def test_rows_as_csv_and_json(predict: Predict, network: Path) -> None:
 
 
 def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
-    """Step, efficiency and best bucket size of every hook, and the map of densities, beside the byte crossover."""
+    """Predict step, efficiency and best bucket size per hook, and break-even densities."""
     code, out, _ = predict(both, "--world-size", "2,8", "--rate", "1gbit,25gbit")
     assert code == 0
     words = " ".join(out.split())
@@ -135,7 +135,7 @@ def test_training_steps_and_break_evens(predict: Predict, both: Path) -> None:
 
 
 def settings_of(steps_ms: dict[str, float], ranks: int = 2, **changes: Any) -> list[TrainingRecord]:
-    """Return records of two bucket sizes of each hook, so that one can be left out, and of the step without DDP."""
+    """Return records of two bucket sizes per hook, so that one can be held out, and of the step without DDP."""
     records = training_of(steps_ms, ranks)
     records = [dataclasses.replace(r, case=dataclasses.replace(r.case, **changes)) for r in records]
     others = [dataclasses.replace(r, case=dataclasses.replace(r.case, bucket_cap_mb="5")) for r in records[1:]]
@@ -143,27 +143,27 @@ def settings_of(steps_ms: dict[str, float], ranks: int = 2, **changes: Any) -> l
 
 
 def test_intervals_are_called_what_they_are(predict: Predict, network: Path, tmp_path: Path) -> None:
-    """Claim 95 % only where the errors of the network and of steps are known, in every table and row."""
+    """Claim 95 % only if the errors of both network and steps are known."""
     info = network_info(2, facts=workload_facts().to_json())
     few = write_run(tmp_path / "few", training=training_of(STEPS), **info)
     several = write_run(tmp_path / "several", training=settings_of(STEPS), **info)
-    one = write_run(tmp_path / "one", network_records((2,)), settings_of(STEPS), **info)
+    single = write_run(tmp_path / "one", network_records((2,)), settings_of(STEPS), **info)
     for runs, level, said in (
         ((network, several), 0.95, "predicted ms [95 %]"),
         ((network, few), None, "intervals lack the error of steps"),
-        ((one,), None, "No 95 % interval: with one number of ranks"),
+        ((single,), None, "No 95 % interval: with one number of ranks"),
     ):
         words = " ".join(predict(*runs, "--world-size", "8")[1].split())
         assert said in words
         assert (level is None) == ("predicted ms [interval]" in words)
         plain = json.loads(predict(*runs, "--world-size", "8", "--format", "json")[1])
         assert {level} == {row["level"] for name in ("steps", "break_evens") for row in plain[name]}
-    (step, _) = json.loads(predict(one, "--world-size", "2", "--format", "json")[1])["steps"]
+    (step, _) = json.loads(predict(single, "--world-size", "2", "--format", "json")[1])["steps"]
     assert (0.95, None) == (step["level"], step["network_error"])
 
 
 def test_what_the_network_is_off_by_counts_for_steps(predict: Predict, tmp_path: Path) -> None:
-    """Derive nothing from steps whose collectives were off by far, and warn; other hooks are as they were."""
+    """Warn and derive nothing for steps whose collectives were predicted badly."""
     slow = Hop(alpha_us=500.0, beta_us_per_byte=8e-2)
     parts = [((2,), HOP, {"all_reduce": "ring", "all_gather": "ring"}), ((8,), HOP, {"all_reduce": "ring"})]
     parts += [((8,), slow, {"all_gather": "ring"})]
@@ -182,7 +182,7 @@ def test_what_the_network_is_off_by_counts_for_steps(predict: Predict, tmp_path:
 
 
 def test_precisions_are_predicted_each(predict: Predict, network: Path, tmp_path: Path) -> None:
-    """Make a model of every precision that was trained, and name it."""
+    """Fit and name a model for every trained precision."""
     info = network_info(2, facts=workload_facts().to_json())
     faster = {hook: 0.9 * step_ms for hook, step_ms in STEPS.items()}
     training = [*settings_of(STEPS), *settings_of(faster, precision="amp-bf16")]
@@ -200,18 +200,18 @@ def test_precisions_are_predicted_each(predict: Predict, network: Path, tmp_path
 def test_workloads_trained_on_several_numbers_of_ranks_are_told_apart(
     predict: Predict, network: Path, tmp_path: Path
 ) -> None:
-    """Say of each table from which ranks and run it is."""
+    """Name the ranks and the run of each training in its table."""
     info = {ranks: network_info(ranks, facts=workload_facts().to_json()) for ranks in (2, 4)}
     paths = [write_run(tmp_path / f"t{n}", training=settings_of(STEPS, n), **info[n]) for n in info]
     out = predict(network, *paths, "--world-size", "8,16")[1]
-    for where in ("2 ranks in t2", "4 ranks in t4"):
-        assert out.count(f"mlp (gloo, batch 32 a rank, trained on {where})") == 2
+    for origin in ("2 ranks in t2", "4 ranks in t4"):
+        assert out.count(f"mlp (gloo, batch 32 a rank, trained on {origin})") == 2
     rows = json.loads(predict(network, *paths, "--world-size", "8,16", "--format", "json")[1])["break_evens"]
     assert {"2 ranks in t2": 2, "4 ranks in t4": 2} == Counter(row["trained_on"] for row in rows)
 
 
 def test_training_within_a_host_met_no_link(predict: Predict, network: Path, tmp_path: Path) -> None:
-    """Understand it with what was measured within a host, and not at all without."""
+    """Predict training within a host from collectives within a host, and not without them."""
     inside = network_info(2, None, nodes=1, ranks_per_node=2, facts=workload_facts().to_json())
     trained = write_run(tmp_path / "trained", training=settings_of(STEPS), **inside)
     out = " ".join(predict(network, trained, "--world-size", "8", "--rate", "1gbit")[1].split())
@@ -225,7 +225,7 @@ def test_training_within_a_host_met_no_link(predict: Predict, network: Path, tmp
 
 
 def test_groups_across_hosts_have_the_bandwidth_of_their_size(predict: Predict, tmp_path: Path) -> None:
-    """Take for the bus bandwidth of pattern cross the ranks of a group, as collectives.csv does."""
+    """Compute the bus bandwidth of pattern cross from its group size."""
     records = [
         dataclasses.replace(r, case=dataclasses.replace(r.case, pattern="cross", world_size=None))
         for r in network_records((8,))
@@ -237,14 +237,14 @@ def test_groups_across_hosts_have_the_bandwidth_of_their_size(predict: Predict, 
 
 
 def test_hosts_are_those_of_the_runs_across_hosts(predict: Predict, network: Path, tmp_path: Path) -> None:
-    """Take as many ranks a host as the fit does, whatever a run on one host had."""
+    """Use the ranks per host of the runs across hosts."""
     inside = write_run(tmp_path / "one", network_records((8,)), **network_info(8, None, nodes=1, ranks_per_node=8))
     line = (network, inside, "--world-size", "16", "--rate", "1gbit", "--format", "json")
     assert {1} == {row["ranks_per_node"] for row in json.loads(predict(*line)[1])["collectives"]}
 
 
 def test_the_example_in_the_docs_is_output(predict: Predict, network: Path, tmp_path: Path) -> None:
-    """The page's example has the titles and headings that the command prints, and nothing is left to be filled in."""
+    """The example in docs/predicting.md has the headings that the command prints."""
     info = network_info(2, facts=workload_facts().to_json())
     both = write_run(tmp_path / "both", network_records((2,)), settings_of(STEPS), **info)
     page = (Path(__file__).parents[2] / "docs" / "predicting.md").read_text(encoding="utf-8")
@@ -261,7 +261,7 @@ def test_the_example_in_the_docs_is_output(predict: Predict, network: Path, tmp_
 
 
 def test_one_table_holds_all_rows(predict: Predict, both: Path, tmp_path: Path) -> None:
-    """A program reads collectives, steps and break-evens in one go; sentences go elsewhere."""
+    """Write collectives, steps and break-evens as one CSV table, and messages to stderr."""
     rows = list(csv.DictReader(io.StringIO(predict(both, "--world-size", "8,64", "--format", "csv")[1])))
     assert {"collective": 2 * 3 * 2, "step": 2 * 2, "break_even": 2} == Counter(row["about"] for row in rows)
     assert all(None not in row and None not in row.values() for row in rows)
@@ -275,7 +275,7 @@ def test_one_table_holds_all_rows(predict: Predict, both: Path, tmp_path: Path) 
 
 
 def test_training_and_network_from_two_runs(predict: Predict, network: Path, tmp_path: Path) -> None:
-    """What one run lacks another has."""
+    """Join the training of one run with the network of another."""
     trained = write_run(
         tmp_path / "trained", training=training_of(STEPS), **network_info(2, facts=workload_facts().to_json())
     )
@@ -286,20 +286,20 @@ def test_training_and_network_from_two_runs(predict: Predict, network: Path, tmp
 
 
 def test_training_over_other_links(predict: Predict, network: Path, tmp_path: Path) -> None:
-    """Training is understood with the links it had, which need not be those over which collectives were measured."""
+    """Calibrate training with its own links, which may differ from those of the collectives."""
     training = training_of(STEPS)
     densities = []
     for rate in ("1gbit", "100mbit"):
         info = network_info(2, rate, facts=workload_facts().to_json())
         path = write_run(tmp_path / rate, training=training, **info)
-        asked = ("--world-size", "8", "--hook", "none", "--rate", "1gbit", "--format", "json")
-        rows = json.loads(predict(network, path, *asked)[1])["steps"]
+        options = ("--world-size", "8", "--hook", "none", "--rate", "1gbit", "--format", "json")
+        rows = json.loads(predict(network, path, *options)[1])["steps"]
         densities.append(rows[0]["exposed_comm_ms"])
     assert densities[1] < densities[0], "the same step over a slower link means better overlap or fewer bytes"
 
 
 def test_runs_at_several_rates(predict: Predict, network: Path, tmp_path: Path) -> None:
-    """They join, but which of the rates is "measured" is not for us to say."""
+    """Require --rate if the runs have different link rates."""
     slow = write_run(
         tmp_path / "slow",
         network_records((8,), hop=Hop(alpha_us=50.0, beta_us_per_byte=8e-2)),
@@ -318,7 +318,7 @@ def test_runs_at_several_rates(predict: Predict, network: Path, tmp_path: Path) 
 
 
 def test_what_is_off_by_far_says_so(predict: Predict, tmp_path: Path) -> None:
-    """Of ranks that took far longer than the smaller ones predicted: a warning, and nothing that is derived."""
+    """Warn of a large held-out error, and print no derived bandwidth."""
     records = [
         *network_records((2,)),
         *network_records((8,), hop=Hop(alpha_us=500.0, beta_us_per_byte=8e-2)),
@@ -336,7 +336,7 @@ def test_what_is_off_by_far_says_so(predict: Predict, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_ranks_in_seconds(predict: Predict, both: Path) -> None:
-    """From a laptop to 10000 ranks over three rates, training included."""
+    """Predict up to 10000 ranks at three rates within a minute of CPU time."""
     begun = time.process_time()
     code, out, _ = predict(both, "--world-size", "8:8192,10000", "--rate", "1gbit,10gbit,100gbit", "--format", "csv")
     assert code == 0
@@ -345,7 +345,7 @@ def test_ten_thousand_ranks_in_seconds(predict: Predict, both: Path) -> None:
 
 
 def test_kept_run_of_one_host(predict: Predict) -> None:
-    """Predict Gloo, whose algorithm is known; leave MPI far from the measured ranks unpredicted, with the reason."""
+    """Predict Gloo from one host; leave MPI unpredicted with a reason, as its algorithm is unknown."""
     code, out, _ = predict(KEPT, "--world-size", "4,1024", "--rate", "25gbit")
     assert code == 0
     words = " ".join(out.split())
@@ -360,7 +360,7 @@ def test_kept_run_of_one_host(predict: Predict) -> None:
 
 @pytest.mark.parametrize("style", ["table", "csv"])
 def test_nothing_that_can_be_predicted(predict: Predict, style: str) -> None:
-    """The first that one tries on a single host: one sentence with the way out, exit code 2, no tables of dashes."""
+    """Exit with 2 and one sentence on what to do if nothing can be predicted."""
     code, out, err = predict(KEPT, "--world-size", "8:1024", "--format", style)
     assert (code, out) == (2, "")
     words = " ".join(err.split())
@@ -395,14 +395,14 @@ def test_nothing_that_can_be_predicted(predict: Predict, style: str) -> None:
     ],
 )
 def test_bad_input_is_one_sentence(predict: Predict, network: Path, words: list[str], sentence: str) -> None:
-    """Exit code 2, what was asked and what to do, nothing on stdout."""
+    """Exit with 2, print one sentence on stderr, and nothing on stdout."""
     code, out, err = predict(*(str(network) if word == "RUN" else word for word in words))
     assert (code, out) == (2, "")
     assert sentence in " ".join(err.split())
 
 
 def test_hooks_as_typed(predict: Predict, both: Path) -> None:
-    """Spaces and other ways to write a number do not matter; what was not trained is refused."""
+    """Normalise spaces and numbers in hook names, and refuse an untrained hook."""
     assert hook_name(" topk:0.010") == "topk:0.01"
     line = (both, "--world-size", "8", "--format", "json", "--hook")
     assert ["none", "topk:0.01"] == [row["hook"] for row in json.loads(predict(*line, "none, topk:1e-2")[1])["steps"]]
@@ -412,7 +412,7 @@ def test_hooks_as_typed(predict: Predict, both: Path) -> None:
 
 
 def test_runs_without_curves_say_what_to_measure(predict: Predict, tmp_path: Path) -> None:
-    """Too few sizes: the command that measures more."""
+    """Print the command that measures enough sizes for a curve."""
     few = write_run(tmp_path / "few", network_records((2,), sizes=[64 * KIB]), **network_info(2))
     code, _, err = predict(few, "--world-size", "8")
     assert code == 2
@@ -425,7 +425,7 @@ def test_runs_without_curves_say_what_to_measure(predict: Predict, tmp_path: Pat
 
 
 def test_missing_parts_of_a_training_are_said(predict: Predict, tmp_path: Path) -> None:
-    """No all_gather, no top-k: the rest is predicted, and a sentence says what is missing."""
+    """Predict the other hooks and name the missing measurement."""
     info = network_info(2, facts=workload_facts().to_json())
     reduced = {"all_reduce": "ring"}
     lacking = write_run(tmp_path / "lacking", network_records((2,), algorithms=reduced), training_of(STEPS), **info)
@@ -442,7 +442,7 @@ def test_missing_parts_of_a_training_are_said(predict: Predict, tmp_path: Path) 
 
 
 def test_a_hook_without_its_collectives_costs_no_other(predict: Predict, tmp_path: Path) -> None:
-    """Hook none is predicted beside two that send what was not measured, each of which has a line."""
+    """Predict hook none next to hooks whose collectives were not measured."""
     info = network_info(2, facts=workload_facts().to_json())
     steps = STEPS | {"fp16": 250.0}
     lacking = {"all_reduce": "ring"}
@@ -457,7 +457,7 @@ def test_a_hook_without_its_collectives_costs_no_other(predict: Predict, tmp_pat
 
 
 def test_crowded_training_is_freed(predict: Predict, tmp_path: Path) -> None:
-    """Trained by two ranks on one core: the step without DDP is half as long as measured, and the table says why."""
+    """Divide the local step by the oversubscription of the measured ranks, and say so."""
     info = network_info(2, cores=1, facts=workload_facts().to_json())
     path = write_run(tmp_path / "run", network_records((2,)), training_of(STEPS), **info)
     words = " ".join(predict(path, "--world-size", "8")[1].split())
@@ -465,7 +465,7 @@ def test_crowded_training_is_freed(predict: Predict, tmp_path: Path) -> None:
 
 
 def test_neither_torch_nor_mpi_is_needed(network: Path) -> None:
-    """The command leaves them alone."""
+    """Predict without importing torch, mpi4py or numba."""
     code = (
         "import sys; sys.argv = ['commbench', 'predict', sys.argv[1], '--world-size', '8']\n"
         "from commbench import cli\n"
@@ -480,7 +480,7 @@ def test_neither_torch_nor_mpi_is_needed(network: Path) -> None:
 
 
 def test_lists_of_ranks_and_rates() -> None:
-    """Lists and ranges, each once; measured is a rate, too."""
+    """Parse lists and ranges without duplicates, and ``measured`` as a rate."""
     assert parse_world_sizes("64, 2,8:32") == [2, 8, 16, 32, 64]
     assert parse_world_sizes("8:128:4") == [8, 32, 128]
     assert parse_rates(None) == [None]
@@ -490,7 +490,7 @@ def test_lists_of_ranks_and_rates() -> None:
 
 
 def test_hosts_of_several_ranks(predict: Predict, tmp_path: Path) -> None:
-    """A ring is predicted for hosts of any number of ranks, what is no ring for those measured only."""
+    """Predict a ring for any number of ranks per host, and other algorithms only for measured ones."""
     run = measured_run((2,), algorithms={"all_reduce": "ring", "broadcast": "binomial"})
     path = write_run(tmp_path / "run", run.records, **make_info(**network_info(2)))
     words = " ".join(predict(path, "--world-size", "64", "--ranks-per-node", "8")[1].split())
@@ -501,7 +501,7 @@ def test_hosts_of_several_ranks(predict: Predict, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("style", ["table", *(pytest.param(name, marks=pytest.mark.slow) for name in ("csv", "json"))])
 def test_who_reads_may_have_enough(network: Path, style: str) -> None:
-    """With ``head`` behind it, it ends as other tools do: code 141 in a shell, and not a word."""
+    """Exit silently with code 141 when the reader of stdout closes the pipe."""
     reading, writing = os.pipe()
     os.close(reading)
     words = ["predict", str(network), "--world-size", "8", "--format", style]
@@ -518,16 +518,16 @@ def test_who_reads_may_have_enough(network: Path, style: str) -> None:
 
 @pytest.mark.parametrize(("ranks_per_gpu", "code"), [(1, 0), (2, 2)])
 def test_time_slices_are_no_network(predict: Predict, tmp_path: Path, ranks_per_gpu: int, code: int) -> None:
-    """Predict nothing from ranks that shared a GPU, and say why."""
+    """Refuse to predict from ranks that shared a GPU."""
     info = network_info(4, ranks_per_gpu=ranks_per_gpu)
     run = write_run(tmp_path / "gpus", network_records((2, 4), backend="nccl"), **info)
-    ended, _, said = predict(run, "--world-size", "8")
-    assert code == ended, said
-    assert (code == 2) == ("comes from ranks that share a GPU" in said)
+    ended, _, message = predict(run, "--world-size", "8")
+    assert code == ended, message
+    assert (code == 2) == ("comes from ranks that share a GPU" in message)
 
 
 def test_steps_on_a_shared_gpu_are_not_predicted(predict: Predict, network: Path, tmp_path: Path) -> None:
-    """Predict the collectives of another run, and say what is the matter with the steps."""
+    """Predict collectives, but no steps of ranks that shared a GPU."""
     records = [dataclasses.replace(r, case=dataclasses.replace(r.case, backend="nccl")) for r in training_of(STEPS)]
     info = network_info(2, facts=workload_facts().to_json(), ranks_per_gpu=2)
     trained = write_run(tmp_path / "trained", [], records, **info)

@@ -23,7 +23,7 @@ TWO_SIZES = [record for size in (1024, MIB) for record in make_launches(STEADY, 
 
 
 class Outcome:
-    """What a command ended with and said."""
+    """Exit code and output of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
@@ -31,7 +31,7 @@ class Outcome:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """``commbench`` within this process, beside the runs ``monday`` and ``friday``."""
+    """Run ``commbench`` in this process, in a directory with the runs ``monday`` and ``friday``."""
     monkeypatch.chdir(tmp_path)
     for name in ("monday", "friday"):
         write_run(tmp_path / name, TWO_SIZES)
@@ -40,14 +40,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         monkeypatch.setattr(sys, "argv", ["commbench", *words])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        said = capsys.readouterr()
-        return Outcome(int(ended.value.code or 0), said.out, said.err)
+        captured = capsys.readouterr()
+        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
 
     return command
 
 
 def test_report_prints_the_table_and_last_where_the_page_is(run: Any, tmp_path: Path) -> None:
-    """Write the page into the run, name it in the last line, and print the table before."""
+    """Write the page into the run, print the table and last the page's path."""
     outcome = run("report", "monday")
     assert 0 == outcome.code
     assert "busbw" in outcome.out
@@ -57,14 +57,14 @@ def test_report_prints_the_table_and_last_where_the_page_is(run: Any, tmp_path: 
 
 
 def test_report_of_one_run_goes_where_out_says(run: Any, tmp_path: Path) -> None:
-    """Leave the run's directory alone where another one is named."""
+    """Write the page to --out, and nothing into the run's directory."""
     assert 0 == run("report", "monday", "--out", "pages/mine").code
     assert (tmp_path / "pages" / "mine" / "report.html").is_file()
     assert {"run.json", "samples.jsonl"} == {path.name for path in (tmp_path / "monday").iterdir()}
 
 
 def test_several_runs_are_one_page_among_the_results(run: Any) -> None:
-    """Lay runs over each other in a directory of its own, and print no table."""
+    """Write one page of several runs into a new directory, without a table."""
     outcome = run("report", "monday", "friday")
     assert 0 == outcome.code
     page = Path(outcome.out.removeprefix("Page: ").strip())
@@ -82,7 +82,7 @@ def test_other_formats_draw_no_page(run: Any, tmp_path: Path, style: str) -> Non
 
 
 def test_terminal_draws_curves_in_place_of_the_page(run: Any, tmp_path: Path) -> None:
-    """Draw bandwidth over size in the terminal and write nothing."""
+    """Draw bandwidth over size in the terminal, and write nothing."""
     outcome = run("report", "monday", "friday", "--terminal")
     assert 0 == outcome.code
     assert "all_reduce: busbw in GB/s over message size" in outcome.out
@@ -102,7 +102,7 @@ def test_terminal_draws_curves_in_place_of_the_page(run: Any, tmp_path: Path) ->
     ],
 )
 def test_what_cannot_be_is_one_sentence(run: Any, tmp_path: Path, words: list[str], sentence: str) -> None:
-    """Refuse with code 2 and one line that says what to do; print and write nothing."""
+    """Exit with 2 and one line that says what to do, and write nothing."""
     (tmp_path / "file").write_text("")
     before = sorted(tmp_path.rglob("*"))
     outcome = run("report", *words)
@@ -113,7 +113,7 @@ def test_what_cannot_be_is_one_sentence(run: Any, tmp_path: Path, words: list[st
 
 
 def test_run_that_cannot_be_written_names_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say before anything is printed that a page cannot go into the run's directory, and which option helps."""
+    """Refuse to write a page into a read-only run, and name --out."""
     monkeypatch.setattr(os, "access", lambda _, mode, **__: not mode & os.W_OK)
     outcome = run("report", "monday")
     assert (2, "") == (outcome.code, outcome.out)
@@ -123,7 +123,7 @@ def test_run_that_cannot_be_written_names_out(run: Any, monkeypatch: pytest.Monk
 def test_page_that_fails_costs_bench_nothing(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Say in one sentence that no page was drawn, whatever went wrong, and raise nothing."""
+    """Report a failed page in one sentence instead of raising."""
     del run
     finished = load_run(tmp_path / "monday")
 
@@ -133,26 +133,26 @@ def test_page_that_fails_costs_bench_nothing(
     monkeypatch.setattr(conducting, "write_page", fail)
     for error in (InputError("The disk is full."), ValueError("odd data"), MemoryError()):
         conducting._draw_page(finished, make_console())
-        said = capsys.readouterr().out
-        assert 1 == said.count("\n")
-        assert said.startswith(f"No page was drawn: {error or 'MemoryError'}")
+        output = capsys.readouterr().out
+        assert 1 == output.count("\n")
+        assert output.startswith(f"No page was drawn: {error or 'MemoryError'}")
 
 
 def test_only_bench_draws_and_others_say_how(run: Any, tmp_path: Path) -> None:
-    """Let no task draw unless it says so."""
+    """Draw no page unless the task requests it."""
     del run, tmp_path
     assert not Task(name="x", requests=(), stages=()).draws_page
 
 
 def test_reading_commands_start_without_matplotlib_and_jinja() -> None:
-    """Import the command line without what only a page needs: every command would wait for it."""
+    """Import the command line without matplotlib, jinja2 and torch."""
     code = "import sys, commbench.cli; print([m for m in ('matplotlib', 'jinja2', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert "[]" == done.stdout.strip()
 
 
 def test_page_of_a_run_that_was_moved(run: Any, tmp_path: Path) -> None:
-    """Draw a run under another name by that name, whatever it was called when it was measured."""
+    """Title the page of a renamed run by its new name."""
     shutil.move(tmp_path / "monday", tmp_path / "tuesday")
     assert 0 == run("report", "tuesday").code
     assert "<h1>tuesday</h1>" in (tmp_path / "tuesday" / "report.html").read_text(encoding="utf-8")

@@ -23,13 +23,13 @@ def command(
     suite: Annotated[str, typer.Argument()] = "quick",
     depth: Annotated[int, typer.Option("--depth")] = 1,
 ) -> int:
-    """Remember the call."""
+    """Record the call."""
     SEEN.append((settings, suite, depth))
     return 0
 
 
 def called(line: str) -> tuple[Settings, str, int]:
-    """Return what the command gets for a command line."""
+    """Return the arguments that the command receives for a command line."""
     app = typer.Typer()
     app.command()(command)
     outcome = CliRunner().invoke(app, line.split())
@@ -38,13 +38,13 @@ def called(line: str) -> tuple[Settings, str, int]:
 
 
 def test_without_options_a_command_gets_the_defaults() -> None:
-    """Make of an empty command line what `Settings` is by itself."""
+    """Parse an empty command line into default `Settings`."""
     settings, suite, depth = called("")
     assert (Settings(), "quick", 1) == (settings, suite, depth)
 
 
 def test_options_become_settings_beside_the_own() -> None:
-    """Tell own arguments and options from the shared ones, wherever they stand."""
+    """Separate shared options from the command's own in any order."""
     line = "-n 4 mine --out there --launcher-arg -x --depth 3 --launcher-arg -y --case-timeout 5 --fail-fast"
     settings, suite, depth = called(line)
     expected = Settings(ranks=4, out=Path("there"), launcher_arg=["-x", "-y"], case_timeout=5.0, fail_fast=True)
@@ -53,7 +53,7 @@ def test_options_become_settings_beside_the_own() -> None:
 
 @pytest.mark.parametrize("measuring", [bench, run, train, tune, command])
 def test_shared_options_stand_behind_the_own(measuring: object) -> None:
-    """List them last, in the order of the fields, in every command that measures; `style` is no option."""
+    """List shared options last, in field order, in every measuring command, without `style`."""
     names = list(inspect.signature(measuring).parameters)  # type: ignore[arg-type]  # parametrize knows no types
     shared = [name for name in inspect.signature(Settings).parameters if name != "style"]
     assert shared == names[-len(shared) :]

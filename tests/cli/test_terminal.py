@@ -11,7 +11,7 @@ from commbench.launch.events import CaseFinished, CaseProgress, LaunchFinished, 
 
 @pytest.mark.parametrize(("stage", "name"), [("", "launch 2 of 3"), ("confirm", "confirm launch 2 of 3")])
 def test_a_log_names_launches_and_stages(stage: str, name: str) -> None:
-    """Write a line a launch, with the stage where a run has several, and one for each failure."""
+    """Write one line per launch, with its stage if there are several, and one per failure."""
     stream = io.StringIO()
     display = LineDisplay(make_console(stream))
     display.on(LaunchStarted(launch=1, launches=3, stage=stage))
@@ -26,7 +26,7 @@ def test_a_log_names_launches_and_stages(stage: str, name: str) -> None:
 
 
 def test_a_log_counts_what_is_finished() -> None:
-    """Count a case with its record, not when it begins: an interrupted one has not been measured."""
+    """Count a case when its record arrives, not when it starts."""
     stream = io.StringIO()
     display = LineDisplay(make_console(stream))
     display.on(LaunchStarted(launch=0, launches=3))
@@ -36,7 +36,7 @@ def test_a_log_counts_what_is_finished() -> None:
 
 
 def test_a_launch_that_measured_nothing_says_so() -> None:
-    """Forget what the launch before has measured."""
+    """Count the cases of each launch from zero."""
     stream = io.StringIO()
     display = LineDisplay(make_console(stream))
     for launch in range(2):

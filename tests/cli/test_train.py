@@ -29,23 +29,23 @@ FEW = ("--steps", "5", "--launches", "1", "--confirm-launches", "1", "--seed", "
 
 
 def arguments(workload: str, *more: str) -> list[str]:
-    """Return what follows ``commbench``."""
+    """Return the arguments of ``commbench train``."""
     return ["train", "--backend", "gloo", "--workload", f"{WORKLOADS}:{workload}", *FEW, "--out", "r", *more]
 
 
 def start(command: list[str], cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command and wait for its end."""
+    """Run a command and wait until it exits."""
     environment = {**os.environ, **variables}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=150, check=False)
 
 
 def train(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run ``commbench train`` as a person would."""
+    """Run ``commbench`` with these words in a process."""
     return start([sys.executable, "-m", "commbench", *words], cwd, **variables)
 
 
 def read_csv(file: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    """Return the lines of a table, whose columns are these."""
+    """Return the rows of a table, and check its columns."""
     with file.open(encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
         assert list(columns) == reader.fieldnames
@@ -59,25 +59,25 @@ def rows_of(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def info_of(folder: Path) -> dict[str, Any]:
-    """Return run.json."""
+    """Return the content of run.json."""
     info: dict[str, Any] = json.loads((folder / "run.json").read_text())
     return info
 
 
 def statuses(folder: Path) -> list[tuple[str, str, str]]:
-    """(phase, hook, status) of all records, sorted."""
+    """Return (phase, hook, status) of all records, sorted."""
     records = load_run(folder).training_records
     return sorted((record.case.phase, record.case.hook, record.status) for record in records)
 
 
 def sweep_records(folder: Path) -> list[TrainingRecord]:
-    """Return the records of the sweep in the order of writing."""
+    """Return the records of the sweep in the order written."""
     return [record for record in load_run(folder).training_records if record.case.phase == "sweep"]
 
 
 @pytest.fixture
 def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No process may be left behind."""
+    """Fail if a test leaves a process behind."""
     for _ in marked_environment(monkeypatch):
         yield
 
@@ -88,14 +88,14 @@ def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_leaves_nothing")
 def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path) -> None:
-    """Measure everything else, recommend, and end with 3; the same command then measures what is missing."""
+    """Measure the other configurations and exit with 3; the same command then resumes."""
     hooks = ("--hook", "none,randomk:0.1,fp16,bf16,topk:0.1", "--bucket-cap-mb", "default")
     words = arguments("harmful", *hooks, "-n", "2", "--oversubscribe", "--case-timeout", "5")
     broken = train(tmp_path, *words, **{HARM: "1"})
     assert 3 == broken.returncode, broken.stdout + broken.stderr
     rows, info = rows_of(tmp_path / "r"), info_of(tmp_path / "r")
-    found = {hook: row["status"] for (hook, _), row in rows.items()}
-    assert {"none": "ok", "topk": "ok", "randomk": "failed", "bf16": "failed", "fp16": "hung"} == found
+    status_by_hook = {hook: row["status"] for (hook, _), row in rows.items()}
+    assert {"none": "ok", "topk": "ok", "randomk": "failed", "bf16": "failed", "fp16": "hung"} == status_by_hook
     reasons = {hook: row["reason"] for (hook, _), row in rows.items()}
     assert "rank 1" in reasons["bf16"]
     assert "killed by signal 9" in reasons["bf16"]
@@ -126,7 +126,7 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_leaves_nothing")
 def test_ranks_that_a_person_starts_write_everything_and_add_launches(tmp_path: Path, mpirun: MpirunLauncher) -> None:
-    """Write both tables and the recommendation with each mpirun, a launch of either stage at a time."""
+    """Write all tables with each mpirun, which adds one launch of each stage."""
     words = arguments("tiny", "--hook", "none,fp16", "--bucket-cap-mb", "default")
     for count in (1, 2):
         command = mpirun.command(2, ["-m", "commbench", *words], training=True)
@@ -144,7 +144,7 @@ def test_ranks_that_a_person_starts_write_everything_and_add_launches(tmp_path: 
 
 
 def check_tables(folder: Path, rows: dict[tuple[str, str], dict[str, str]]) -> None:
-    """Find in ``buckets.csv`` the buckets that ``ddp.csv`` counts, and half the bytes with half precision."""
+    """Check that ``buckets.csv`` has the buckets of ``ddp.csv``, and that fp16 sends half the bytes."""
     buckets = read_csv(folder / "buckets.csv", columns_of(BucketRow))
     for (hook, cap), row in rows.items():
         own = [each for each in buckets if (hook, cap) == (each["hook"], each["bucket_cap_mb"])]
@@ -159,7 +159,7 @@ def check_tables(folder: Path, rows: dict[tuple[str, str], dict[str, str]]) -> N
 @pytest.mark.slow
 @pytest.mark.usefixtures("_leaves_nothing")
 def test_torchrun_trains_without_mpi(tmp_path: Path) -> None:
-    """Do the same where torchrun starts the ranks."""
+    """Write all tables if torchrun starts the ranks."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = arguments("tiny", "--hook", "none,powersgd:1", "--bucket-cap-mb", "default")
     done = start([*torchrun, "-m", "commbench", *words], tmp_path, OMP_NUM_THREADS="1")
@@ -188,7 +188,7 @@ def sparse(): return nn.Embedding(5, 3, sparse=True), lambda m, b: m(b).sum(), [
 
 
 def refused(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, home: Path) -> str:
-    """Run a command line in an empty directory; return the one sentence that it says on stderr."""
+    """Run a command line in an empty directory; return its one sentence on stderr."""
     for name in os.environ:
         if name.startswith(("OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PBS_")):
             monkeypatch.delenv(name)
@@ -197,12 +197,12 @@ def refused(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     monkeypatch.setattr(sys, "argv", ["commbench", "train", "-n", "2", "--oversubscribe", *line.split()])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    said = capsys.readouterr()
-    assert (2, "") == (ended.value.code, said.out), said
+    captured = capsys.readouterr()
+    assert (2, "") == (ended.value.code, captured.out), captured
     assert [path for path in before if "__pycache__" not in str(path)] == [
         path for path in sorted(home.rglob("*")) if "__pycache__" not in str(path)
     ]
-    (sentence,) = said.err.splitlines()
+    (sentence,) = captured.err.splitlines()
     assert sentence.startswith("commbench: ")
     assert sentence.endswith(".")
     return sentence
@@ -238,7 +238,7 @@ def refused(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 def test_bad_words_are_refused_at_once(
     line: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Say what was asked and what to do, before anything is tried out."""
+    """Refuse bad options before the workload is inspected."""
 
     def probe(*_: object, **__: object) -> None:
         pytest.fail("the workload was tried out")
@@ -271,7 +271,7 @@ def test_bad_words_are_refused_at_once(
 def test_workloads_that_cannot_be_trained_are_refused(
     line: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Say it in one sentence after trying them out, and leave no results."""
+    """Refuse an unusable workload after inspecting it, and write nothing."""
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "failing.py").write_text("import no_such_module\n")
     assert words in refused(line, capsys, monkeypatch, tmp_path)

@@ -1,4 +1,4 @@
-"""Tests of how algorithms are asked for and named."""
+"""Tests of requested algorithms: parsing, formatting and use."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from commbench.errors import InputError
     ],
 )
 def test_what_is_asked_for_is_read_and_written(text: str, choice: Choice) -> None:
-    """Read any of the parts, and write them as they are read."""
+    """Parse any of the parts, and format them unchanged."""
     assert choice == Choice.parse(text)
     assert choice == Choice.parse(str(choice))
     assert text.lower() == str(choice)
@@ -28,19 +28,19 @@ def test_what_is_asked_for_is_read_and_written(text: str, choice: Choice) -> Non
 
 @pytest.mark.parametrize("text", ["", "rings", "ll/ring", "ring/ring", "0ch", "ring/8", "ring/ll/8ch/", "ring//8ch"])
 def test_what_is_not_understood_is_refused(text: str) -> None:
-    """Name the words that there are."""
+    """Refuse unknown words, and list the valid ones."""
     with pytest.raises(InputError, match=r"is not understood; write auto, or any of ring, tree, .*e\.g\. tree"):
         Choice.parse(text)
 
 
 def test_nccl_is_asked_by_its_variables() -> None:
-    """Set those that are asked for."""
+    """Set only the requested variables of NCCL."""
     assert {"NCCL_ALGO": "tree", "NCCL_PROTO": "ll"} == Choice.parse("tree/ll/2ch").variables
     assert {} == Choice.parse("auto").variables
 
 
 def test_an_axis_of_algorithms_is_for_operations_that_have_several() -> None:
-    """Ask for each where NCCL chooses, once elsewhere, and leave keys of what asks for nothing as they were."""
+    """Vary the algorithm only if NCCL has several, and keep the keys of default cases."""
     sweep = Sweep(operations=("all_reduce", "all_to_all"), sizes="1K", backends=("nccl",), algorithms=("auto", "RING"))
     cases = sweep.cases(2)
     assert [("all_reduce", "auto"), ("all_reduce", "ring"), ("all_to_all", "auto")] == [
@@ -54,7 +54,7 @@ def test_an_axis_of_algorithms_is_for_operations_that_have_several() -> None:
 
 
 def test_older_cases_ask_for_nothing() -> None:
-    """Read a case that was written before there was the choice."""
+    """Read a case without algorithm from an older version."""
     assert "auto" == Case(backend="nccl", operation="barrier", message_bytes=0, dtype=None).algorithm
 
 
@@ -71,6 +71,6 @@ def test_older_cases_ask_for_nothing() -> None:
     ],
 )
 def test_nvls_is_named_for_algorithms_that_use_it(algorithm: str, transport: str) -> None:
-    """Name NVLS beside the transports of the channels, or alone without any."""
+    """Name NVLS beside the channels' transports, or alone."""
     assert transport == transport_by(algorithm, "P2P/CUMEM")
     assert transport.removesuffix("+P2P/CUMEM").removesuffix("P2P/CUMEM") == transport_by(algorithm, "")

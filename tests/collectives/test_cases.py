@@ -12,7 +12,7 @@ from commbench.errors import InputError
 
 
 def test_axes_that_do_not_apply_are_dropped() -> None:
-    """Leave out the reduction of a gather and the type of a barrier, and keep one case of equals."""
+    """Drop axes that do not apply to an operation, and merge equal cases."""
     sweep = Sweep(
         operations=["all_gather", "barrier"],
         sizes=[8, 64],
@@ -28,7 +28,7 @@ def test_axes_that_do_not_apply_are_dropped() -> None:
 
 
 def test_sizes_that_round_to_one_are_one_case() -> None:
-    """Measure once what 8 and 12 bytes on 3 ranks both become."""
+    """Merge sizes that round to the same message."""
     assert [12] == [
         case.message_bytes for case in Sweep(operations=["all_gather"], sizes=[8, 12], backends=["mpi"]).cases(3)
     ]
@@ -46,13 +46,13 @@ def test_sizes_that_round_to_one_are_one_case() -> None:
     ],
 )
 def test_places_follow_the_operation(in_place: str, operation: str, expected: list[bool | None]) -> None:
-    """Offer in place and out of place only where there are both."""
+    """Vary in place and out of place only for operations with both."""
     cases = Sweep(operations=[operation], sizes=[8], backends=["mpi"], in_place=in_place).cases(2)
     assert expected == [case.in_place for case in cases]
 
 
 def test_the_product_of_all_axes_is_measured() -> None:
-    """Multiply axes that apply."""
+    """Return the product of all axes that apply."""
     sweep = Sweep(
         operations=["reduce"],
         backends=["mpi", "gloo"],
@@ -66,7 +66,7 @@ def test_the_product_of_all_axes_is_measured() -> None:
 
 
 def test_several_sweeps_share_cases() -> None:
-    """Measure a case that two sweeps name once, in the order named."""
+    """Return a case of two sweeps once, in the order named."""
     a, b = (Sweep(sizes=sizes, backends=["mpi"]) for sizes in ([8, 64], [64, 512]))
     assert [8, 64, 512] == [case.message_bytes for case in all_cases([a, b], 2)]
 
@@ -92,7 +92,7 @@ def test_several_sweeps_share_cases() -> None:
     ],
 )
 def test_bad_axes_are_refused_in_one_sentence(axes: dict[str, Any], sentence: str) -> None:
-    """Say what was asked for and what there is, on one line."""
+    """Refuse a bad axis on one line with the valid values."""
     with pytest.raises(InputError) as caught:
         Sweep(**axes)
     assert str(caught.value).startswith(sentence)
@@ -107,7 +107,7 @@ def test_a_root_must_be_a_rank(root: int) -> None:
 
 
 def test_a_key_names_every_field() -> None:
-    """Tell cases apart that differ in any field, and spell equal ones equally."""
+    """Give cases that differ in any field different keys."""
     case = make_case()
     changes = {
         "loop": "python",
@@ -129,7 +129,7 @@ def test_a_key_names_every_field() -> None:
 
 
 def test_names_show_settings_that_differ_from_the_defaults() -> None:
-    """Name backend, operation, size and type, and unusual settings only."""
+    """Name backend, operation, size and type, and only unusual settings."""
     assert "mpi all_reduce 1 KiB float32 sum" == str(make_case())
     assert "mpi reduce 1 KiB float32 max out of place root 1" == str(
         make_case("reduce", redop="max", in_place=False, root=1)
@@ -143,12 +143,12 @@ def test_names_show_settings_that_differ_from_the_defaults() -> None:
 
 
 def test_unsynchronised_operations_are_pipelined() -> None:
-    """Call operations that follow each other pipelined."""
+    """Call unsynchronised operations pipelined."""
     assert ("isolated", "pipelined") == (make_case().mode, make_case(sync="none").mode)
 
 
 def test_cadences_and_buffers_are_axes() -> None:
-    """Measure each cadence in each kind of buffers; a barrier has none."""
+    """Combine each cadence with each buffer mode; a barrier has no buffers."""
     sweep = Sweep(
         operations=["all_reduce", "barrier"],
         sizes=[8],
@@ -175,7 +175,7 @@ def test_isolated_operations_start_together() -> None:
 
 
 def test_the_order_follows_from_seed_and_launch() -> None:
-    """Shuffle all cases alike for one seed and launch, otherwise for another."""
+    """Shuffle cases by seed and launch."""
     cases = [make_case(message_bytes=4 * i) for i in range(1, 20)]
     assert shuffled(cases, 7, 0) == shuffled(cases, 7, 0)
     orders = [shuffled(cases, seed, launch) for seed, launch in ((7, 0), (7, 1), (8, 0))]
@@ -184,7 +184,7 @@ def test_the_order_follows_from_seed_and_launch() -> None:
 
 
 def test_scaling_study_measures_each_number_of_ranks() -> None:
-    """Make each case for each number of ranks, sizes rounded for it; all ranks are the case that there is without."""
+    """Make each case for each number of ranks with sizes rounded for it."""
     sweep = Sweep(operations=["all_gather"], sizes=[1024], backends=["mpi"], world_sizes=[2, 3, 4])
     cases = sweep.cases(4)
     assert [(2, 1024), (3, 1032), (None, 1024)] == [(case.world_size, case.message_bytes) for case in cases]
@@ -196,6 +196,6 @@ def test_scaling_study_measures_each_number_of_ranks() -> None:
     ("world_sizes", "words"), [([2, 8], "World size 8 was asked for and this run has 4 ranks"), ([1], "World size 1 ")]
 )
 def test_scaling_study_needs_its_ranks(world_sizes: list[int], words: str) -> None:
-    """Refuse more ranks than there are, and one alone."""
+    """Refuse more ranks than available, and a single one."""
     with pytest.raises(InputError, match=words):
         Sweep(world_sizes=world_sizes).cases(4)

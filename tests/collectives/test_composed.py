@@ -1,4 +1,4 @@
-"""Tests of operations in a ring, around one rank and in hierarchies: their geometry, and results of real ranks."""
+"""Tests of composed operations in rings, fans and hierarchies: their geometry, and results on real ranks."""
 
 import importlib.util
 from pathlib import Path
@@ -32,7 +32,7 @@ MIB = 2**20
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_combination_is_offered_or_refused(pattern: str, name: str) -> None:
-    """Give an entry of the operation's name, or one sentence that says which operations the pattern is for."""
+    """Return the composed operation, or refuse and list the operations of the pattern."""
     if name in COMPOSED.get(pattern, OPERATIONS):
         assert name == operation_in_pattern(name, pattern, 4).name
     else:
@@ -41,7 +41,7 @@ def test_a_combination_is_offered_or_refused(pattern: str, name: str) -> None:
 
 
 def test_groups_run_the_plain_operation() -> None:
-    """Change nothing where a pattern only says who belongs together."""
+    """Use the plain operation for patterns that only make groups."""
     for pattern in ("flat", "node", "cross", "split:2", "pairs:inter", "bisection"):
         assert all(OPERATIONS[name] is operation_in_pattern(name, pattern, 4) for name in OPERATIONS)
     assert OPERATIONS["sendrecv"] is operation_in_pattern("sendrecv", "ring", 4)
@@ -51,7 +51,7 @@ def test_groups_run_the_plain_operation() -> None:
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("root", [0, 1])
 def test_pieces_fill_the_buffers(pattern: str, name: str, size: int, root: int) -> None:
-    """Cover each rank's inputs and answers without gap or overlap; what arrives was sent by another rank."""
+    """Cover each rank's inputs and answers exactly; every answer was sent by another rank."""
     operation = operation_in_pattern(name, pattern, size)
     for rank in range(size):
         shape = Shape(rank=rank, size=size, elements=12, root=root)
@@ -66,7 +66,7 @@ def test_pieces_fill_the_buffers(pattern: str, name: str, size: int, root: int) 
 
 
 class Noting:
-    """A backend that notes (from, to, is empty) of every message that one rank sends, and that it awaits."""
+    """A backend that records (from, to, is empty) of the messages that one rank sends and awaits."""
 
     def __init__(self, rank: int, sent: list[Any], received: list[Any]) -> None:
         self.rank = rank
@@ -78,23 +78,23 @@ class Noting:
         return "part"
 
     def empty(self) -> str:
-        """Return an acknowledgement."""
+        """Return an empty buffer."""
         return "ack"
 
     def send(self, buffer: str, peer: int) -> None:
-        """Note a message."""
+        """Record a sent message."""
         self.sent.append((self.rank, peer, buffer == "ack"))
 
     def receive(self, buffer: str, peer: int) -> None:
-        """Note what is awaited."""
+        """Record an awaited message."""
         self.received.append((peer, self.rank, buffer == "ack"))
 
     def send_receive(self, send: str, target: int, receive: str, source: int) -> None:
-        """Note both."""
+        """Record both."""
         self.exchange_window([(send, target)], [(receive, source)], 1)
 
     def exchange_window(self, sends: Any, receives: Any, _window: int) -> None:
-        """Note each peer once."""
+        """Record each peer once."""
         for buffer, peer in sends:
             self.send(buffer, peer)
         for buffer, peer in receives:
@@ -102,7 +102,7 @@ class Noting:
 
 
 def sent_and_received(operation: Operation, size: int, root: int) -> tuple[list[Any], list[Any]]:
-    """Return what all ranks send and await in one operation."""
+    """Return the messages that all ranks send and await in one operation."""
     sent: list[Any] = []
     received: list[Any] = []
     for rank in range(size):
@@ -115,7 +115,7 @@ def sent_and_received(operation: Operation, size: int, root: int) -> tuple[list[
 @pytest.mark.parametrize(("pattern", "name"), RINGS_AND_FANS)
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_what_is_sent_is_awaited(pattern: str, name: str, size: int) -> None:
-    """Match every message with a rank that awaits it, between the ranks that the pattern names."""
+    """Match every message with the rank that awaits it, within the pattern."""
     root = size - 1
     sent, received = sent_and_received(operation_in_pattern(name, pattern, size), size, root)
     assert sorted(sent) == sorted(received)
@@ -133,7 +133,7 @@ def test_what_is_sent_is_awaited(pattern: str, name: str, size: int) -> None:
 
 
 def test_windows_share_the_bytes_in_flight() -> None:
-    """Keep all windows of the busiest rank within the bytes of one; windows of a matrix are short."""
+    """Limit all windows of the busiest rank to the bytes of one; shorten windows of a matrix."""
     assert 64 == window_of(operation_in_pattern("bandwidth", "ring", 9), MIB)
     assert 32 == window_of(operation_in_pattern("bibandwidth", "ring", 9), MIB)
     assert WINDOW_BYTES // MIB // 8 == window_of(operation_in_pattern("bandwidth", "fan-in", 9), MIB)
@@ -154,18 +154,18 @@ def test_windows_share_the_bytes_in_flight() -> None:
     ],
 )
 def test_bandwidth_is_that_of_the_busiest_rank(operation: str, pattern: str, expected: int) -> None:
-    """Count a rank's own messages in a ring and all that pass the root's link in a fan of five ranks."""
+    """Count the bytes of the busiest link: a rank's own in a ring, the root's in a fan."""
     row = Row(operation=operation, pattern=pattern, message_bytes=1000, time_us=1.0, group_size=5)
     assert (expected, expected) == _bandwidths(row)
 
 
 def test_a_hop_is_the_time_of_one() -> None:
-    """Divide a token's way round by the number of ranks."""
+    """Divide the time of a token's round by the number of ranks."""
     assert 7 == operation_in_pattern("latency", "ring", 7).operations_per_call
 
 
 def test_sweeps_vary_the_root_of_a_fan() -> None:
-    """Make a case for each root where there is one; what makes no sense is a case too, for a row to say so."""
+    """Make a case per root, also for combinations that a row then refuses."""
     sweep = Sweep(
         operations=["bandwidth", "all_reduce"], patterns=["ring", "fan-in"], sizes=[8], roots=[0, 2], backends=["mpi"]
     )
@@ -175,7 +175,7 @@ def test_sweeps_vary_the_root_of_a_fan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "found"),
+    ("hosts", "placement"),
     [
         ("aab", "2 on a, 1 on b"),
         ("aa", "2 on a"),
@@ -183,20 +183,20 @@ def test_sweeps_vary_the_root_of_a_fan() -> None:
         ("abcdef", "1 on a, 1 on b, 1 on c, 1 on d, ..."),
     ],
 )
-def test_no_hierarchy_is_refused(hosts: str, found: str) -> None:
-    """Say where the ranks are, and what to do."""
-    with pytest.raises(UnsupportedError, match=rf"on each, and this run has {found}; use pattern flat$"):
+def test_no_hierarchy_is_refused(hosts: str, placement: str) -> None:
+    """Refuse hosts that form no hierarchy, and say what to do."""
+    with pytest.raises(UnsupportedError, match=rf"on each, and this run has {placement}; use pattern flat$"):
         _hierarchy(hosts)
 
 
 def test_a_hierarchy_is_hosts_and_rails() -> None:
-    """Take the ranks of each host, and one of each host for every rail, however they were placed."""
+    """Group the ranks of each host, and one rank per host into each rail."""
     assert (((0, 1, 2), (3, 4, 5)), ((0, 3), (1, 4), (2, 5))) == _hierarchy("aaabbb")
     assert (((0, 2), (1, 3)), ((0, 1), (2, 3))) == _hierarchy("abab")
 
 
 def test_every_rank_makes_the_divisions_of_a_hierarchy_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Divide in the same steps on ranks that stand aside: libraries count the groups that a process has made."""
+    """Create all groups on idle ranks too, because libraries count groups."""
     made: dict[int, list[Any]] = {rank: [] for rank in range(6)}
     split = FakeCommunicator._split
 
@@ -210,7 +210,7 @@ def test_every_rank_makes_the_divisions_of_a_hierarchy_of_some(monkeypatch: pyte
 
 
 def test_a_hierarchical_message_can_be_divided() -> None:
-    """Round the message up to one element a rank."""
+    """Round the message up to one element per rank."""
     (case,) = Sweep(patterns=["hierarchical"], sizes=[20], backends=["mpi"]).cases(4)
     assert 32 == case.message_bytes
 
@@ -222,15 +222,15 @@ BACKENDS = "mpi,gloo" if importlib.util.find_spec("torch") else "mpi"
 
 @pytest.fixture(scope="module", params=[pytest.param(3, marks=pytest.mark.slow), 4])
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> Any:
-    """All findings on so many ranks, from one launch."""
-    found = run_ranks(request.param, "verify_patterns.py", BACKENDS, "cases")
-    for entry in found["cases"]:
+    """Return all findings on each number of ranks, from one launch."""
+    results = run_ranks(request.param, "verify_patterns.py", BACKENDS, "cases")
+    for entry in results["cases"]:
         entry["case"] = Case(**entry["case"])
-    return found["cases"]
+    return results["cases"]
 
 
 def refusal(entry: Any, size: int) -> str | None:
-    """Return the sentence, or its beginning, that must refuse a case; None for one that must work."""
+    """Return the beginning of the sentence that must refuse a case, or None."""
     case, placed = entry["case"], entry["hosts"][:size]
     if case.pattern == "hierarchical" and placed not in {"ABAB", "AABB"}:
         return "pattern hierarchical needs several hosts with equally many ranks, two or more, on each"
@@ -240,15 +240,15 @@ def refusal(entry: Any, size: int) -> str | None:
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
 def test_results_are_right_and_wrong_ones_are_caught(verified: Any, request: pytest.FixtureRequest) -> None:
-    """Find nothing wrong in the loops of either kind, one element that was flipped, and what was never sent."""
+    """Find no wrong element in either loop, exactly the flipped one, and missing messages."""
     size = request.node.callspec.params["verified"]
     for entry in verified:
         expected = refusal(entry, size)
         if expected:
             assert entry["refused"].startswith(expected), str(entry["case"])
             continue
-        found = {kind: entry.get(kind) for kind in ("refused", "clean", "corrupted")}
-        assert {"refused": None, "clean": 0, "corrupted": 1} == found, str(entry["case"])
+        results = {kind: entry.get(kind) for kind in ("refused", "clean", "corrupted")}
+        assert {"refused": None, "clean": 0, "corrupted": 1} == results, str(entry["case"])
         assert entry["idle"] > 0 or entry["case"].message_bytes < 64, str(entry["case"])
         assert (0 if entry["case"].backend == "mpi" else None) == entry.get("native"), str(entry["case"])
 
@@ -256,7 +256,7 @@ def test_results_are_right_and_wrong_ones_are_caught(verified: Any, request: pyt
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
 def test_every_combination_ran(verified: Any, request: pytest.FixtureRequest) -> None:
-    """Verify each offered operation of each pattern on each backend; a hierarchy needs four ranks here."""
+    """Verify each operation of each pattern on each backend; hierarchies on four ranks."""
     expected = {(b, p, name) for b in BACKENDS.split(",") for p, name in RINGS_AND_FANS}
     if request.node.callspec.params["verified"] > 3:
         expected |= {(b, "hierarchical", "all_reduce") for b in BACKENDS.split(",")}
@@ -268,10 +268,10 @@ def test_every_combination_ran(verified: Any, request: pytest.FixtureRequest) ->
 @pytest.mark.mpi
 @pytest.mark.timeout(60)
 def test_a_hierarchy_of_some_ranks_leaves_the_others_in_step(run_ranks: Any) -> None:
-    """Divide four of six ranks by levels; groups of ranks of both kinds find each other afterwards."""
-    found = run_ranks(6, "verify_patterns.py", BACKENDS, "some", timeout=50)["cases"]
-    assert 2 * len(BACKENDS.split(",")) == len(found)
-    assert all(wrong == 0 < idle for wrong, idle in found), found
+    """Run a hierarchy of four of six ranks, then groups across both sets."""
+    results = run_ranks(6, "verify_patterns.py", BACKENDS, "some", timeout=50)["cases"]
+    assert 2 * len(BACKENDS.split(",")) == len(results)
+    assert all(wrong == 0 < idle for wrong, idle in results), results
 
 
 # ------------------------------------------------------------------------------------------------- emulated clusters
@@ -288,12 +288,12 @@ def by_pattern(records: Any) -> dict[str, Any]:
 @pytest.mark.usefixtures("forks")
 @pytest.mark.timeout(180)
 def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
-    """Reduce faster by levels than flat on Gloo, where two hosts of two ranks share links of 50 Mbit/s."""
+    """Reduce faster hierarchically than flat over links of 50 Mbit/s."""
     pytest.importorskip("torch")
-    what = ("--collective", "all_reduce", "--pattern", "flat,hierarchical", "--sizes", "1M", "--backend", "gloo")
+    options = ("--collective", "all_reduce", "--pattern", "flat,hierarchical", "--sizes", "1M", "--backend", "gloo")
     lab = ("--hosts", "2", "--ranks-per-host", "2", "--rate", "50mbit")
-    found = by_pattern(records_from_lab(tmp_path / "run", *what, lab=lab))
-    assert median(found["hierarchical"].times_us) < 0.95 * median(found["flat"].times_us)
+    results = by_pattern(records_from_lab(tmp_path / "run", *options, lab=lab))
+    assert median(results["hierarchical"].times_us) < 0.95 * median(results["flat"].times_us)
 
 
 @pytest.mark.lab
@@ -301,10 +301,10 @@ def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("forks")
 @pytest.mark.timeout(180)
 def test_the_algorithm_is_stated(tmp_path: Path) -> None:
-    """Name ours, and the component of Open MPI between hosts; what the library says of itself reaches nobody."""
-    what = ("--collective", "all_reduce", "--pattern", "flat,hierarchical", "--sizes", "4K", "--backend", "mpi")
+    """Record our algorithm, and Open MPI's component between hosts, without its log lines."""
+    options = ("--collective", "all_reduce", "--pattern", "flat,hierarchical", "--sizes", "4K", "--backend", "mpi")
     lab = ("--hosts", "2", "--ranks-per-host", "2", "--rate", "none")
-    found = by_pattern(records_from_lab(tmp_path / "run", *what, lab=lab))
-    assert "commbench hierarchical" == found["hierarchical"].algorithm
-    if found["flat"].library.startswith("Open MPI 5"):
-        assert "coll/han" == found["flat"].algorithm
+    results = by_pattern(records_from_lab(tmp_path / "run", *options, lab=lab))
+    assert "commbench hierarchical" == results["hierarchical"].algorithm
+    if results["flat"].library.startswith("Open MPI 5"):
+        assert "coll/han" == results["flat"].algorithm

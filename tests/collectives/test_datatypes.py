@@ -1,4 +1,4 @@
-"""Tests of the known data: exact in every type at any number of ranks, and different wherever it matters."""
+"""Tests of the test data: exact in every type at any number of ranks, and distinct."""
 
 from functools import reduce
 
@@ -22,16 +22,16 @@ ROUGH = settings(max_examples=repetitions(15))
 
 
 def contributions(dtype: DataType, size: int, redop: str) -> np.ndarray:
-    """Return what each rank holds, shape (size, TILE), as the type stores it."""
-    known = KnownData(dtype=dtype, size=size, redop=redop)
+    """Return the data of each rank as stored by the type, shape (size, TILE)."""
+    data = KnownData(dtype=dtype, size=size, redop=redop)
     memory = [np.empty(TILE, dtype=dtype.storage) for _ in range(size)]
     for rank, buffer in enumerate(memory):
-        known.inputs([Span(offset=0, count=TILE, source=rank)]).write(buffer)
+        data.inputs([Span(offset=0, count=TILE, source=rank)]).write(buffer)
     return np.stack([dtype.decode(buffer) for buffer in memory])
 
 
 def moved(source: int, target: int = 0, count: int = TILE, start: int = 0) -> np.ndarray:
-    """Return moved int32 data."""
+    """Return the int32 data of a data movement."""
     buffer = np.empty(count, dtype=np.int32)
     piece = Span(offset=0, count=count, source=source, target=target, start=start)
     KnownData(dtype=DTYPES["int32"], size=8, redop=None).inputs([piece]).write(buffer)
@@ -39,7 +39,7 @@ def moved(source: int, target: int = 0, count: int = TILE, start: int = 0) -> np
 
 
 def exact(name: str, redop: str) -> bool:
-    """Return whether the pair has an exact answer at all."""
+    """Return whether operation and type have an exact answer."""
     return redop != "avg" or bool(DTYPES[name].epsilon)
 
 
@@ -50,7 +50,7 @@ PAIRS = [(name, redop) for name in DTYPES for redop in REDOPS if exact(name, red
 @given(size=RANKS)
 @ROUGH
 def test_the_answer_is_the_reduction_of_all_ranks(name: str, redop: str, size: int) -> None:
-    """Reduce all ranks' contributions with numpy, in rank order, and find the known answer in every element."""
+    """Match numpy's reduction over ranks in every element."""
     dtype = DTYPES[name]
     folded = reduce(FOLDS[redop], contributions(dtype, size, redop)) / (size if redop == "avg" else 1)
     answer = KnownData(dtype=dtype, size=size, redop=redop).answer([Span(offset=0, count=TILE, source=None)])
@@ -61,7 +61,7 @@ def test_the_answer_is_the_reduction_of_all_ranks(name: str, redop: str, size: i
 @given(size=RANKS, seed=st.integers(0, 2**32 - 1))
 @ROUGH
 def test_no_partial_result_is_rounded_or_overflows(name: str, redop: str, size: int, seed: int) -> None:
-    """Keep every partial reduction, in any order of ranks, within the whole numbers that the type holds exactly."""
+    """Keep partial reductions in any order within the type's exact whole numbers."""
     held = contributions(DTYPES[name], size, redop)
     order = np.random.default_rng(seed).permutation(size)
     partial = FOLDS[redop].accumulate(held[order], axis=0)
@@ -72,7 +72,7 @@ def test_no_partial_result_is_rounded_or_overflows(name: str, redop: str, size: 
 @given(size=RANKS)
 @ROUGH
 def test_averages_are_of_whole_numbers(size: int) -> None:
-    """Let one rank hold each sum alone, so that no order of adding rounds it, and average to 1, 2, 4 or 8."""
+    """Average to 1, 2, 4 or 8, with each sum held by one rank."""
     held = contributions(DTYPES["float32"], size, "avg")
     assert ((held != 0).sum(axis=0) == 1).all()
     assert set(np.unique(held.sum(axis=0) / size)) <= {1.0, 2.0, 4.0, 8.0}
@@ -81,7 +81,7 @@ def test_averages_are_of_whole_numbers(size: int) -> None:
 @pytest.mark.parametrize(("name", "redop"), [*PAIRS, *((name, None) for name in DTYPES)])
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 64])
 def test_stale_buffers_differ_from_every_answer(name: str, redop: str | None, size: int) -> None:
-    """Count every element with its previous bytes as wrong."""
+    """Count every element of a stale buffer as wrong."""
     dtype = DTYPES[name]
     stale = np.full(TILE * dtype.itemsize, STALE, dtype=np.uint8).view(dtype.storage)
     source = None if redop else size - 1
@@ -90,7 +90,7 @@ def test_stale_buffers_differ_from_every_answer(name: str, redop: str | None, si
 
 
 def test_whole_numbers_have_no_average() -> None:
-    """Refuse what libraries round differently."""
+    """Refuse averages of integers, which libraries round differently."""
     with pytest.raises(UnsupportedError, match="int8"):
         KnownData(dtype=DTYPES["int8"], size=2, redop="avg")
 
@@ -99,7 +99,7 @@ def test_whole_numbers_have_no_average() -> None:
 @given(size=st.integers(2, 64))
 @ROUGH
 def test_every_rank_matters(redop: str, size: int) -> None:
-    """Change the answer where one rank's contribution is left out."""
+    """Change the answer if any rank's contribution is omitted."""
     held = contributions(DTYPES["int32"], size, redop)
     whole = reduce(FOLDS[redop], held)
     for rank in range(size):
@@ -109,7 +109,7 @@ def test_every_rank_matters(redop: str, size: int) -> None:
 
 @pytest.mark.parametrize(("name", "redop"), PAIRS)
 def test_neutral_data_stays_as_it_is(name: str, redop: str) -> None:
-    """Reduce neutral data with itself a thousand times without growth or overflow."""
+    """Keep neutral data unchanged over a thousand reductions."""
     dtype = DTYPES[name]
     buffer = np.empty(5, dtype=dtype.storage)
     KnownData(dtype=dtype, size=4, redop=redop).neutral(5).write(buffer)
@@ -121,15 +121,15 @@ def test_neutral_data_stays_as_it_is(name: str, redop: str) -> None:
 @given(size=RANKS, target=st.integers(0, 300))
 @ROUGH
 def test_cancelling_data_reduces_to_neutral(name: str, redop: str, size: int, target: int) -> None:
-    """Hold in two ranks for each element what cancels, and nothing in the target, which may be no rank at all."""
-    dtype, known = DTYPES[name], KnownData(dtype=DTYPES[name], size=size, redop=redop)
+    """Cancel each element between two ranks, with zeros in the target."""
+    dtype, data = DTYPES[name], KnownData(dtype=DTYPES[name], size=size, redop=redop)
     target = min(target, size)
     memory = [np.empty(TILE, dtype=dtype.storage) for _ in range(size)]
     for rank, buffer in enumerate(memory):
-        known.cancelling([Span(offset=0, count=TILE, source=rank, target=target)]).write(buffer)
+        data.cancelling([Span(offset=0, count=TILE, source=rank, target=target)]).write(buffer)
     held = np.stack([dtype.decode(buffer) for buffer in memory])
-    neutral = dtype.decode(known.neutral(TILE).runs[0][2])
-    assert 0 == known.neutral(TILE).count_wrong(dtype.encode(reduce(FOLDS[redop], held)))
+    neutral = dtype.decode(data.neutral(TILE).runs[0][2])
+    assert 0 == data.neutral(TILE).count_wrong(dtype.encode(reduce(FOLDS[redop], held)))
     assert (held[target : target + 1] == neutral).all()
     pairs = 2 if size - (target < size) > 1 else 0
     assert {pairs} == set(np.unique((held != neutral).sum(axis=0)))
@@ -139,7 +139,7 @@ def test_cancelling_data_reduces_to_neutral(name: str, redop: str, size: int, ta
 @given(pair=st.tuples(st.integers(0, 300), st.integers(0, 300)), target=st.integers(0, 300))
 @ROUGH
 def test_swapped_blocks_are_noticed(pair: tuple[int, int], target: int) -> None:
-    """Tell the blocks of any two sources, and of any two targets, apart in most elements."""
+    """Distinguish the blocks of any two sources and targets in most elements."""
     a, b = pair
     if a != b:
         assert (moved(a, target) != moved(b, target)).mean() > 0.9
@@ -148,7 +148,7 @@ def test_swapped_blocks_are_noticed(pair: tuple[int, int], target: int) -> None:
 
 @pytest.mark.parametrize("shift", [1 << i for i in range(24)])
 def test_shifted_data_is_noticed(shift: int) -> None:
-    """Tell data from itself shifted by any power of two."""
+    """Distinguish data from itself shifted by any power of two."""
     data = moved(3, count=2 * TILE)
     assert (data != np.roll(data, shift)).mean() > 0.9
 
@@ -156,7 +156,7 @@ def test_shifted_data_is_noticed(shift: int) -> None:
 @given(start=st.integers(0, 20_000), count=st.integers(1, 9000))
 @ROUGH
 def test_a_part_is_cut_from_the_whole(start: int, count: int) -> None:
-    """Write with ``start`` what the whole has there, beyond one tile too."""
+    """Write the same elements with ``start`` as in the whole, also beyond one tile."""
     whole = moved(2, count=start + count)
     assert (whole[start:] == moved(2, count=count, start=start % TILE)).all()
 
@@ -165,7 +165,7 @@ def test_a_part_is_cut_from_the_whole(start: int, count: int) -> None:
 @given(count=st.integers(1, 9000), data=st.data())
 @ROUGH
 def test_wrong_elements_are_counted_exactly(name: str, count: int, data: st.DataObject) -> None:
-    """Count each flipped element once, wherever it is, also where only its lowest bit differs."""
+    """Count each flipped element once, also in its lowest bit."""
     dtype = DTYPES[name]
     buffer = np.empty(count + 2, dtype=dtype.storage)
     known = KnownData(dtype=dtype, size=3, redop=None).answer([Span(offset=1, count=count, source=2, target=1)])
@@ -179,23 +179,21 @@ def test_wrong_elements_are_counted_exactly(name: str, count: int, data: st.Data
 
 
 def test_not_a_number_is_wrong() -> None:
-    """Count elements that are not a number, within a tolerance too."""
+    """Count NaN as wrong, also with a tolerance."""
     for size in (2, 3):
-        known = KnownData(dtype=DTYPES["float32"], size=size, redop="avg").answer(
-            [Span(offset=0, count=7, source=None)]
-        )
-        assert 7 == known.count_wrong(np.full(7, np.nan, dtype=np.float32))
+        data = KnownData(dtype=DTYPES["float32"], size=size, redop="avg").answer([Span(offset=0, count=7, source=None)])
+        assert 7 == data.count_wrong(np.full(7, np.nan, dtype=np.float32))
 
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_values_survive_encoding(name: str) -> None:
-    """Encode and decode the whole numbers from -101 to 101 exactly."""
+    """Encode and decode -101 to 101 exactly."""
     dtype, values = DTYPES[name], np.arange(-101.0, 102.0)
     raw = dtype.encode(values)
     assert (dtype.itemsize, True) == (raw.itemsize, bool((values == dtype.decode(raw)).all()))
 
 
 def test_an_unknown_type_is_refused_with_a_choice() -> None:
-    """Name what was asked for and what there is."""
+    """Refuse an unknown type, and list the valid ones."""
     with pytest.raises(InputError, match=r"^Unknown dtype 'float8'; choose from float64, .*int8\.$"):
         find_dtype("float8")

@@ -1,4 +1,4 @@
-"""Tests of the operations' entries: sizes, factors and the geometry of buffers."""
+"""Tests of the operations' entries: sizes, factors and buffer geometry."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ CONVENTIONS = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_bandwidth_factors_and_sizes_match_nccl_tests_and_osu(name: str) -> None:
-    """Compare each operation's busbw factor and OSU's size with the table."""
+    """Match the table of busbw factors and OSU sizes."""
     operation = OPERATIONS[name]
     factors = tuple(operation.busbw_factor(size) for size in (2, 4, 8))
     assert CONVENTIONS[name] == (factors, operation.osu_bytes(8192, 4))
@@ -51,7 +51,7 @@ def test_bandwidth_factors_and_sizes_match_nccl_tests_and_osu(name: str) -> None
 
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"])
 def test_one_rank_has_no_bus(name: str) -> None:
-    """Find the factor 0 on one rank, as nccl-tests does."""
+    """Return the factor 0 on one rank, as nccl-tests does."""
     assert 0 == OPERATIONS[name].busbw_factor(1)
 
 
@@ -72,13 +72,13 @@ def test_one_rank_has_no_bus(name: str) -> None:
 def test_shares_are_rounded_up_to_an_element(
     name: str, requested: int, itemsize: int, size: int, expected: int
 ) -> None:
-    """Round messages that are made of blocks up, and no others."""
+    """Round up only messages made of blocks."""
     assert expected == true_message_bytes(OPERATIONS[name], requested, itemsize, size)
 
 
 @given(requested=st.integers(1, 10**9), itemsize=st.sampled_from([1, 2, 4, 8]), size=st.integers(1, 1000))
 def test_rounding_is_least(requested: int, itemsize: int, size: int) -> None:
-    """Take the least multiple of one element a rank that is not smaller than asked."""
+    """Return the least multiple of one element per rank that is not below the request."""
     rounded = true_message_bytes(OPERATIONS["all_gather"], requested, itemsize, size)
     assert (0, True) == (rounded % (itemsize * size), requested <= rounded < requested + itemsize * size)
 
@@ -86,7 +86,7 @@ def test_rounding_is_least(requested: int, itemsize: int, size: int) -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_pieces_fill_the_buffers(name: str, size: int) -> None:
-    """Cover each rank's inputs and answers without gap or overlap, and nothing beyond the buffer."""
+    """Cover each rank's inputs and answers exactly, within the buffer."""
     operation = OPERATIONS[name]
     shape = Shape(rank=0, size=size, elements=12 * size, root=size - 1)
     for rank in range(size):
@@ -101,14 +101,14 @@ def test_pieces_fill_the_buffers(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_somebody_receives(name: str) -> None:
-    """Have an answer to check on some rank of every operation that moves data."""
+    """Every operation that moves data has an answer on some rank."""
     operation = OPERATIONS[name]
     answers = [operation.answer(Shape(rank=rank, size=4, elements=16)) for rank in range(4)]
     assert operation.moves_data == any(answers)
 
 
 def test_a_pair_is_the_two_ends() -> None:
-    """Choose the first and the last rank for operations between two, everybody otherwise."""
+    """Return first and last rank for operations between two, else all ranks."""
     assert (0, 4) == OPERATIONS["latency"].participants(5)
     assert (0, 1, 2) == OPERATIONS["sendrecv"].participants(3)
 
@@ -124,13 +124,13 @@ def test_a_pair_is_the_two_ends() -> None:
     ],
 )
 def test_the_window_is_bounded_in_bytes(name: str, size: int, expected: int) -> None:
-    """Keep 64 messages in flight, fewer where they would exceed 64 MiB."""
+    """Use 64 messages in flight, or fewer to stay within 64 MiB."""
     assert expected == window_of(OPERATIONS[name], size)
     assert 64 * MIB == WINDOW_BYTES
 
 
 def test_bad_requests_are_refused() -> None:
-    """Name an unknown operation and the choices; refuse a pair on one rank."""
+    """Refuse an unknown operation with the choices, and a pair on one rank."""
     with pytest.raises(InputError, match=r"^Unknown operation 'allreduce'; choose from all_reduce, .*sendrecv.*\.$"):
         find_operation("allreduce")
     with pytest.raises(UnsupportedError, match="sendrecv needs at least 2 ranks, this run has 1"):
@@ -138,7 +138,7 @@ def test_bad_requests_are_refused() -> None:
 
 
 def test_gloo_runs_one_of_the_listed_algorithms() -> None:
-    """Name Gloo's algorithm for exactly the operations with closed forms, as one of those forms."""
+    """Name a closed form for exactly the Gloo operations that have one."""
     for operation in OPERATIONS.values():
         assert bool(operation.closed_forms) == bool(operation.gloo_algorithm)
         assert operation.gloo_algorithm in operation.closed_forms or not operation.closed_forms

@@ -1,4 +1,4 @@
-"""Tests of the groups that patterns make of ranks on hosts."""
+"""Tests of the groups that patterns form from ranks on hosts."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ HOSTS = st.lists(st.sampled_from("ABCD"), min_size=1, max_size=24)
 
 
 def groups_or_none(pattern: str, hosts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of a pattern, none where there are none."""
+    """Return the groups of a pattern, or an empty list if it has none."""
     try:
         return groups_of(pattern, hosts)
     except UnsupportedError:
@@ -55,7 +55,7 @@ def groups_or_none(pattern: str, hosts: Sequence[str]) -> tuple[tuple[int, ...],
     ],
 )
 def test_patterns_make_the_groups_they_say(pattern: str, hosts: str, expected: list[tuple[int, ...]]) -> None:
-    """Group ranks by where they are and what number they have."""
+    """Group ranks by host and number."""
     assert expected == list(groups_of(pattern, hosts))
 
 
@@ -69,14 +69,14 @@ def test_patterns_make_the_groups_they_say(pattern: str, hosts: str, expected: l
     ],
 )
 def test_hosts_that_make_no_group_are_refused(pattern: str, hosts: str, placed: str) -> None:
-    """Say what was asked and where the ranks are."""
+    """Refuse hosts without groups, and list where the ranks are."""
     with pytest.raises(UnsupportedError, match=f"^pattern {pattern} makes no group of two ranks or more of {placed}$"):
         groups_of(pattern, hosts)
 
 
 @given(pattern=st.sampled_from(GROUPED), hosts=HOSTS)
 def test_groups_are_disjoint_ascending_and_in_order(pattern: str, hosts: list[str]) -> None:
-    """Put each rank in one group at most, two in each group at least, all in ascending order."""
+    """Put each rank in at most one group of at least two, in ascending order."""
     groups = groups_or_none(pattern, hosts)
     ranks = [rank for group in groups for rank in group]
     assert len(ranks) == len(set(ranks)) <= len(hosts)
@@ -86,7 +86,7 @@ def test_groups_are_disjoint_ascending_and_in_order(pattern: str, hosts: list[st
 
 @given(count=st.integers(1, 12), groups=st.integers(1, 12), kind=st.sampled_from(["split", "stride"]))
 def test_counted_groups_cover_all_ranks_evenly(count: int, groups: int, kind: str) -> None:
-    """Use every rank; the groups of a split have K ranks, and a stride makes K groups."""
+    """Use every rank: a split has K ranks per group, a stride K groups."""
     world_size = count * groups
     pattern = f"{kind}:{count}"
     check_pattern(pattern, world_size)
@@ -99,7 +99,7 @@ def test_counted_groups_cover_all_ranks_evenly(count: int, groups: int, kind: st
 
 @given(hosts=HOSTS)
 def test_hosts_are_kept_together_or_apart(hosts: list[str]) -> None:
-    """Stay on a host in node and intra pairs; have a host once in cross groups, and two hosts in inter pairs."""
+    """Keep node groups and intra pairs on one host, and cross groups and inter pairs on several."""
     for pattern in ("node", "pairs:intra"):
         assert all(len({hosts[rank] for rank in group}) == 1 for group in groups_or_none(pattern, hosts))
     for pattern in ("cross", "pairs:inter"):
@@ -108,7 +108,7 @@ def test_hosts_are_kept_together_or_apart(hosts: list[str]) -> None:
 
 @given(hosts=HOSTS)
 def test_nobody_stands_aside_without_need(hosts: list[str]) -> None:
-    """Leave out of node groups only ranks that are alone, of a bisection one rank at most."""
+    """Omit only single ranks from node groups, and at most one from a bisection."""
     alone = [rank for rank, host in enumerate(hosts) if hosts.count(host) == 1]
     aside = set(range(len(hosts))) - {rank for group in groups_or_none("node", hosts) for rank in group}
     assert set(alone) == aside
@@ -117,7 +117,7 @@ def test_nobody_stands_aside_without_need(hosts: list[str]) -> None:
 
 
 def test_the_unknown_is_refused() -> None:
-    """List the patterns; refuse a number that does not divide the ranks."""
+    """Refuse an unknown pattern with the choices, and a number that does not divide the ranks."""
     for pattern in ("star", "split", "split:0", "stride:x", "pairs"):
         with pytest.raises(InputError, match=r"^Unknown pattern .*; choose from flat, node, .*\.$"):
             check_pattern(pattern)
@@ -126,7 +126,7 @@ def test_the_unknown_is_refused() -> None:
 
 
 def test_every_pattern_is_grouped_or_whole() -> None:
-    """Report groups of those that make any, and give all ranks to the others."""
+    """Return groups for patterns that form them, and all ranks for the others."""
     whole = [pattern for pattern in PATTERNS if not makes_groups(pattern)]
     assert ["flat", "ring", "fan-in", "fan-out", "hierarchical", "matrix"] == whole
     assert {((0, 1, 2),)} == {groups_of(pattern, "AAB") for pattern in whole}
@@ -136,27 +136,27 @@ def test_every_pattern_is_grouped_or_whole() -> None:
     ("pattern", "expected"), [("flat", 32), ("node", 32), ("split:2", 8), ("stride:2", 16), ("bisection", 8)]
 )
 def test_cases_are_rounded_to_the_group_size(pattern: str, expected: int) -> None:
-    """Round 8 B up to a float per rank of the group if the pattern fixes its size, else of all ranks."""
+    """Round 8 B to a float per rank of a fixed group size, else of all ranks."""
     sweep = Sweep(operations=["all_gather"], sizes=[8], backends=["mpi"], patterns=[pattern])
     assert [expected] == [case.message_bytes for case in sweep.cases(8)]
 
 
 def test_patterns_have_an_order() -> None:
-    """Sort patterns as they are listed, those with a number by it."""
-    given = ["matrix", "split:16", "pairs:inter", "split:4", "unheard-of", "node", "flat", "stride:2"]
+    """Sort patterns as listed, then by number."""
+    shuffled = ["matrix", "split:16", "pairs:inter", "split:4", "unheard-of", "node", "flat", "stride:2"]
     expected = ["flat", "node", "split:4", "split:16", "stride:2", "pairs:inter", "matrix", "unheard-of"]
-    assert expected == sorted(given, key=pattern_order)
+    assert expected == sorted(shuffled, key=pattern_order)
 
 
 @pytest.mark.parametrize(
     ("ranks", "expected"), [([0, 1, 2, 3], "0-3"), ([0, 3], "0,3"), ([0, 1], "0-1"), ([2], "2"), ([0, 0], "0")]
 )
 def test_ranks_are_named_briefly(ranks: list[int], expected: str) -> None:
-    """Name a run of ranks by its ends."""
+    """Abbreviate consecutive ranks by their ends."""
     assert expected == rank_list(ranks)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("0-3", [0, 1, 2, 3]), ("0,2", [0, 2]), ("5", [5]), ("", [])])
 def test_groups_are_read_back(text: str, expected: list[int]) -> None:
-    """List the ranks that a group's text names."""
+    """Parse the ranks of a group's text."""
     assert expected == ranks_of(text)

@@ -15,7 +15,7 @@ from commbench.errors import InputError
 
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 def test_entry_names_code_that_exists(backend: Backend) -> None:
-    """Find the class and the function of each entry in the modules that it names, without importing them."""
+    """Each entry names a class and a function that exist, checked without import."""
     for place in filter(None, (backend.communicator, backend.find_gpus)):
         module, _, name = place.partition(":")
         tree = ast.parse((Path(commbench.backends.__file__).parent / f"{module}.py").read_text())
@@ -23,7 +23,7 @@ def test_entry_names_code_that_exists(backend: Backend) -> None:
 
 
 def test_usual_backends_keep_their_order() -> None:
-    """Measure MPI and Gloo before NCCL, and GPU memory over MPI only if it is named."""
+    """Measure MPI and Gloo before NCCL; GPU memory over MPI only if named."""
     assert USUAL_BACKENDS == ("mpi", "gloo", "nccl", "torch-nccl")
     assert GPU_BACKENDS == ("nccl", "torch-nccl", "mpi-cuda", "mpi-staged")
 
@@ -34,6 +34,6 @@ def _open(name: str) -> object:
 
 @pytest.mark.parametrize("look_up", [find_backend, missing_library, _open])
 def test_unregistered_backend_is_refused(look_up: Callable[[str], object]) -> None:
-    """Raise bad input wherever a name is looked up, with the names there are."""
+    """Refuse an unknown backend wherever it is looked up, with the names."""
     with pytest.raises(InputError, match=r"^Unknown backend 'ucc'; choose from mpi, gloo, .*fake\.$"):
         look_up("ucc")

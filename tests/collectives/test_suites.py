@@ -1,4 +1,4 @@
-"""Tests of suites: where they are found, what they must hold, and how axes are replaced."""
+"""Tests of suites: lookup, content, and replacement of axes."""
 
 from pathlib import Path
 
@@ -11,21 +11,21 @@ from commbench.errors import InputError
 
 
 def write(path: Path, text: str) -> Path:
-    """Write a suite's file."""
+    """Write a suite file."""
     path.write_text(text)
     return path
 
 
 @pytest.mark.parametrize("name", known_suites())
 def test_our_own_suites_load(name: str) -> None:
-    """Load each suite that comes along and find cases in it."""
+    """Load each shipped suite with cases."""
     suite = load_suite(name)
     assert name == suite.name
     assert all_cases(suite.sweeps, 2)
 
 
 def test_messages_of_training_follow_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send four times the weights and twice the activations of a model that is twice as wide."""
+    """Scale messages of training with the model: weights fourfold, activations twofold at twice the width."""
     sizes = []
     for hidden in ("512", "1024"):
         monkeypatch.setenv("COMMBENCH_HIDDEN", hidden)
@@ -38,12 +38,12 @@ def test_messages_of_training_follow_the_model(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_there_are_suites() -> None:
-    """Come with a quick look, all collectives, and point to point."""
+    """Ship the suites of a quick look, all collectives and point to point."""
     assert {"quick", "collectives", "p2p"} <= set(known_suites())
 
 
 def test_a_person_s_own_file_is_a_suite(tmp_path: Path) -> None:
-    """Load one sweep or a list of them from a file, named after it."""
+    """Load one sweep or a list from a file, named after it."""
     one = load_suite(str(write(tmp_path / "mine.py", "from commbench import Sweep\nSUITE = Sweep(sizes='8')\n")))
     two = load_suite(
         str(write(tmp_path / "two.py", "from commbench import Sweep\nSUITE = [Sweep(sizes=[8]), Sweep(sizes=[16])]\n"))
@@ -66,7 +66,7 @@ def test_a_person_s_own_file_is_a_suite(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_no_suite_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
-    """Say in one line what is wrong with the file."""
+    """Refuse an invalid file on one line."""
     with pytest.raises(InputError) as caught:
         load_suite(str(write(tmp_path / "bad.py", text)))
     assert sentence in str(caught.value)
@@ -74,13 +74,13 @@ def test_a_file_that_is_no_suite_is_refused(tmp_path: Path, text: str, sentence:
 
 
 def test_an_unknown_name_is_refused_with_a_choice() -> None:
-    """List the suites there are."""
+    """Refuse an unknown suite, and list the valid ones."""
     with pytest.raises(InputError, match=r"^Unknown suite 'slow'; choose from .*quick.*, or give a Python file\.$"):
         find_suite("slow")
 
 
 def test_axes_are_replaced_in_every_sweep() -> None:
-    """Replace what is given and keep the rest."""
+    """Replace the given axes in every sweep and keep the rest."""
     suite = Suite(name="s", sweeps=[Sweep(sizes=[8], backends=["mpi"]), Sweep(sizes=[16], dtypes=["int8"])])
     changed = suite.override({"backends": ("gloo",)})
     assert [(8,), (16,)] == [tuple(sweep.sizes) for sweep in changed.sweeps]
@@ -95,6 +95,6 @@ def test_replacing_is_checked() -> None:
 
 
 def test_backends_are_named_once() -> None:
-    """List every backend of every sweep once, in the order named."""
+    """List every backend once, in the order named."""
     suite = Suite(name="s", sweeps=[Sweep(backends=["gloo", "mpi"]), Sweep(backends=["mpi", "fake"])])
     assert ("gloo", "mpi", "fake") == suite.backends

@@ -1,4 +1,4 @@
-"""Tests of the clock over several hosts: on made-up clocks whose truth is known, and on ranks in a time namespace."""
+"""Tests of the clock over several hosts: on simulated clocks with known truth, and on ranks in a time namespace."""
 
 import json
 import os
@@ -41,7 +41,7 @@ DELAYS = st.integers(0, 5_000) | st.integers(0, 5_000_000)
 
 
 def truth(offset_ns: int, drift: float, begun_ns: int) -> Callable[[int], int]:
-    """Return another clock over this one."""
+    """Return a clock with an offset and a drift relative to this one."""
     return lambda t: t + offset_ns + round(drift * (t - begun_ns))
 
 
@@ -50,29 +50,29 @@ def truth(offset_ns: int, drift: float, begun_ns: int) -> Callable[[int], int]:
 def test_an_offset_is_never_further_than_its_bound(
     offset_ns: int, drift: float, begun_ns: int, delays: list[tuple[int, int, int]]
 ) -> None:
-    """Hold the bound whatever messages take there and back, and while one clock gains on the other."""
+    """Keep the error of an offset within its bound for any message delays and drift."""
     other = truth(offset_ns, drift, begun_ns)
     now, pings = begun_ns, []
-    for there, back, between in delays:
-        pings.append((now, other(now + there), now + there + back))
-        now += there + back + between
-    found = bound_offset(pings)
-    assert abs(found.offset_ns - (other(found.at_ns) - found.at_ns)) <= found.error_ns
+    for forth, back, between in delays:
+        pings.append((now, other(now + forth), now + forth + back))
+        now += forth + back + between
+    offset = bound_offset(pings)
+    assert abs(offset.offset_ns - (other(offset.at_ns) - offset.at_ns)) <= offset.error_ns
 
 
 def test_one_quick_exchange_among_slow_ones_is_enough() -> None:
-    """Bound the offset by half the fastest round trip, although the others were slow in one direction only."""
+    """Bound the offset by half the fastest round trip."""
     slow = [(i * 10**6, i * 10**6 + 900_000 + 7, i * 10**6 + 901_000) for i in range(10)]
-    found = bound_offset([*slow, (10**8, 10**8 + 500 + 7, 10**8 + 1000)])
-    assert 7 == pytest.approx(found.offset_ns, abs=1)
-    assert found.error_ns < 510 + MAXIMUM_DRIFT * 10**8
+    offset = bound_offset([*slow, (10**8, 10**8 + 500 + 7, 10**8 + 1000)])
+    assert 7 == pytest.approx(offset.offset_ns, abs=1)
+    assert offset.error_ns < 510 + MAXIMUM_DRIFT * 10**8
 
 
 @given(BOOTS, DRIFTS, TIMES, st.lists(st.tuples(st.integers(1, 10**9), DELAYS, st.floats(-1, 1)), min_size=2))
 def test_a_line_is_never_further_than_its_bound(
     offset_ns: int, drift: float, begun_ns: int, steps: list[tuple[int, int, float]]
 ) -> None:
-    """Hold the bound between the first and the last point, wherever within its own bound every offset lies."""
+    """Keep the error of a line within its bound between its first and last point."""
     other = truth(offset_ns, drift, begun_ns)
     at, points = begun_ns, []
     for later, error, share in steps:
@@ -80,13 +80,13 @@ def test_a_line_is_never_further_than_its_bound(
         points.append(Offset(at_ns=at, offset_ns=other(at) - at + round(share * error), error_ns=error + 1))
     line, bound = fit_line(points)
     when = np.linspace(points[0].at_ns, points[-1].at_ns, 7).astype(np.int64)
-    there = np.array([other(int(t)) for t in when])
-    assert np.abs(line.read(when) - there).max() <= bound + 2  # whole nanoseconds
+    expected = np.array([other(int(t)) for t in when])
+    assert np.abs(line.read(when) - expected).max() <= bound + 2  # whole nanoseconds
 
 
 @pytest.mark.parametrize("drift", [-30e-6, 0.0, 1e-6, 80e-6])
 def test_drift_is_found_through_one_sided_noise(drift: float) -> None:
-    """Find the drift to a part per million from twenty offsets that lie to one side, a few of them far off."""
+    """Estimate the drift to a part per million from 20 offsets with one-sided noise and outliers."""
     draw = np.random.default_rng(5)
     late = draw.exponential(300, FIT_POINTS) + np.where(np.arange(FIT_POINTS) % 7 == 3, 2e6, 0.0)
     at = [round(i * 20e6) for i in range(FIT_POINTS)]
@@ -98,7 +98,7 @@ def test_drift_is_found_through_one_sided_noise(drift: float) -> None:
 
 
 def test_a_single_offset_is_a_line_without_drift() -> None:
-    """Have no drift to go by, and no more error than the offset itself."""
+    """Return a line without drift and with the offset's own error for a single offset."""
     line, bound = fit_line([Offset(at_ns=5, offset_ns=7, error_ns=3.0)])
     assert (Line(origin_ns=5, offset_ns=7), 3.0) == (line, bound)
 
@@ -109,36 +109,36 @@ NEAR = st.integers(-(10**11), 10**11)
 
 @given(LINES, LINES, NEAR)
 def test_lines_can_be_put_together_and_turned_round(line: Line, further: Line, after: int) -> None:
-    """Read a third clock through a second, and this one back, to the nanosecond within minutes of the origin."""
-    here = np.array([line.origin_ns + after])
-    there = line.read(here)
-    near = Line(origin_ns=int(there[0]) - after // 3, offset_ns=further.offset_ns, drift=further.drift)
-    assert abs(near.read(there) - line.compose(near).read(here)).max() <= 2
-    assert abs(line.invert().read(there) - here).max() <= 2
+    """Compose and invert lines within a nanosecond for minutes around the origin."""
+    local_ns = np.array([line.origin_ns + after])
+    remote_ns = line.read(local_ns)
+    second_line = Line(origin_ns=int(remote_ns[0]) - after // 3, offset_ns=further.offset_ns, drift=further.drift)
+    assert abs(second_line.read(remote_ns) - line.compose(second_line).read(local_ns)).max() <= 2
+    assert abs(line.invert().read(remote_ns) - local_ns).max() <= 2
 
 
 # ------------------------------------------------------------------------------------------- ranks that are threads
 
 
 class Clocked:
-    """Clocks of several hosts in one process: host ``h`` began counting at another time and gains on the others."""
+    """Simulated clocks of several hosts in one process, with different origins and drifts."""
 
     def __init__(self, domains: str) -> None:
         self.domains = list(domains)
 
     def read(self, rank: int, moment_ns: int) -> int:
-        """Return the clock of a rank at a moment of this process."""
+        """Return the clock of a rank at a time of this process."""
         host = ord(self.domains[rank]) - ord("a")
         return moment_ns + 10**12 * host + round(40e-6 * host * (moment_ns % 10**14))
 
     def open(self, control: ThreadControl) -> SynchronisedClock:
-        """Synchronise, with points close together."""
+        """Synchronise the clocks with closely spaced points."""
         return SynchronisedClock(
             control, self.domains, lambda: self.read(control.rank, time.perf_counter_ns()), spacing_s=0.001
         )
 
     def error_ns(self, clock: GlobalClock, rank: int) -> int:
-        """Return how far a rank's reading of rank 0's clock is off now."""
+        """Return the current error of a rank's estimate of rank 0's clock."""
         moment = time.perf_counter_ns()
         read = int(clock.to_global(np.array([self.read(rank, moment)]))[0])
         return abs(read - self.read(0, moment))
@@ -146,7 +146,7 @@ class Clocked:
 
 @pytest.mark.parametrize("domains", ["ab", "aab", "abba", "abcde", "abcdefgh"])
 def test_every_rank_reads_rank_0_s_clock(domains: str) -> None:
-    """Read it within the bound that all ranks state alike, on any number of hosts, also by ranks that lead none."""
+    """Estimate rank 0's clock within the common bound, on any number of hosts."""
     clocks = Clocked(domains)
 
     def work(control: ThreadControl) -> tuple[int, float, dict[str, Any]]:
@@ -162,17 +162,17 @@ def test_every_rank_reads_rank_0_s_clock(domains: str) -> None:
 
 
 class Lopsided(ThreadControl):
-    """Messages from lower to higher ranks are slow."""
+    """Delays messages from lower to higher ranks."""
 
     def send_int(self, value: int, target: int) -> None:
-        """Keep it back for a while."""
+        """Send after a delay."""
         if target > self.rank:
             time.sleep(0.0005)
         super().send_int(value, target)
 
 
 def test_a_lopsided_network_is_within_the_bound() -> None:
-    """Be off by half of what one direction takes longer, and say so."""
+    """State a bound that includes half the difference between the two directions."""
     clocks = Clocked("ab")
 
     def work(control: ThreadControl) -> tuple[int, float]:
@@ -184,41 +184,41 @@ def test_a_lopsided_network_is_within_the_bound() -> None:
 
 
 def test_a_refreshed_clock_follows_the_drift() -> None:
-    """Stay within the bound after a while, having added one point."""
+    """Stay within the bound over time after one further point."""
     clocks = Clocked("ab")
 
     def work(control: ThreadControl) -> list[tuple[int, float]]:
         clock = clocks.open(control)
-        seen = []
+        errors_and_bounds = []
         for _ in range(3):
             time.sleep(0.05)
             clock.refresh()
-            seen.append((clocks.error_ns(clock, control.rank), clock.error_ns))
-        return seen
+            errors_and_bounds.append((clocks.error_ns(clock, control.rank), clock.error_ns))
+        return errors_and_bounds
 
     assert all(error_ns <= bound_ns for error_ns, bound_ns in run_threads(2, work)[1])
 
 
 def test_a_clock_grows_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be fresh at first and again after a comparison."""
+    """Become stale after some time, and fresh again after a comparison."""
 
     def work(control: ThreadControl) -> list[bool]:
         clock = Clocked("ab").open(control)
-        seen = [clock.is_stale()]
+        is_stale = [clock.is_stale()]
         control.barrier()
         monkeypatch.setattr("commbench.engine.timing.clocks.MAXIMUM_AGE_S", 0.0)
         time.sleep(0.001)
-        seen.append(clock.is_stale())
+        is_stale.append(clock.is_stale())
         control.barrier()
         monkeypatch.setattr("commbench.engine.timing.clocks.MAXIMUM_AGE_S", 60.0)
         clock.refresh()
-        return [*seen, clock.is_stale()]
+        return [*is_stale, clock.is_stale()]
 
     assert [[False, True, False]] * 2 == run_threads(2, work)
 
 
 class Asking(ThreadControl):
-    """Notes whom this rank asks for the time."""
+    """Records which ranks this rank asks for the time."""
 
     asked: list[int]
 
@@ -230,7 +230,7 @@ class Asking(ThreadControl):
 
 
 def test_hosts_are_compared_along_a_binomial_tree() -> None:
-    """Ask the rank whose number lacks the highest bit, so that p hosts take the rounds of their binary digits."""
+    """Ask the rank whose number lacks the highest bit, so that rounds grow with log2 of the hosts."""
 
     def work(control: ThreadControl) -> set[int]:
         asking = Asking(control.rank, control.size, control._rendezvous)
@@ -242,7 +242,7 @@ def test_hosts_are_compared_along_a_binomial_tree() -> None:
 
 
 def test_one_clock_needs_no_comparing() -> None:
-    """Take stamps as they are where all ranks read one clock, and compare clocks where they do not."""
+    """Use stamps unchanged if all ranks read one clock, and compare clocks otherwise."""
     exact, *_ = run_threads(2, lambda control: open_clock(control, ["x", "x"]))
     assert (True, 0.0, False) == (exact.is_shared, exact.error_ns, exact.is_stale())
     assert {"method": "shared", "domains": 1, "error_us": 0.0, "drift_ppm": 0.0} == exact.facts()
@@ -252,13 +252,13 @@ def test_one_clock_needs_no_comparing() -> None:
 
 
 def test_instants_lead_back_to_the_local_clock() -> None:
-    """Find the local time of an instant of rank 0's clock, as the native loop does by the line."""
+    """Convert a time of rank 0's clock to local time, as the native loop does by the line."""
 
     def work(control: ThreadControl) -> tuple[int, int]:
         clock = Clocked("ab").open(control)
-        here = Clocked("ab").read(control.rank, time.perf_counter_ns())
-        instant = int(clock.to_global(np.array([here]))[0])
-        return clock.to_local(instant) - here, int(clock.local_line.read(np.array([instant]))[0]) - here
+        local_ns = Clocked("ab").read(control.rank, time.perf_counter_ns())
+        instant = int(clock.to_global(np.array([local_ns]))[0])
+        return clock.to_local(instant) - local_ns, int(clock.local_line.read(np.array([instant]))[0]) - local_ns
 
     assert all(abs(apart) <= 2 for result in run_threads(2, work) for apart in result)
 
@@ -275,7 +275,7 @@ exec "$@"
 
 @pytest.fixture
 def ahead(tmp_path: Path) -> str:
-    """A program that starts another, on rank 1 in a time namespace of its own."""
+    """Return a program that starts another, with rank 1 in a separate time namespace."""
     if subprocess.run(["unshare", "--time", "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs time namespaces")
     script = tmp_path / "ahead.sh"
@@ -285,7 +285,7 @@ def ahead(tmp_path: Path) -> str:
 
 
 def run(command: list[str], environment: dict[str, str]) -> str:
-    """Run a launch; what it printed."""
+    """Run a launch; return its output."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
     return done.stdout
@@ -298,17 +298,17 @@ def run(command: list[str], environment: dict[str, str]) -> str:
 def test_ranks_estimate_a_simulated_offset(
     launcher: str, ahead: str, mpirun: MpirunLauncher, mpi_environment: dict[str, str]
 ) -> None:
-    """Estimate 1000 s between two real ranks within the stated bound, at once and later."""
+    """Estimate an offset of 1000 s between two real ranks within the bound."""
     script = [sys.executable, "-m", "mpi4py", str(HERE / "ranks" / "clocks_apart.py")]
     command = [str(mpirun.mpirun), "-n", "2", "--oversubscribe", ahead, *script]
     if launcher == "torchrun":
         pytest.importorskip("torch")
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", ahead]
         command += [sys.executable, str(HERE / "ranks" / "clocks_apart.py")]
-    found = json.loads(run(command, mpi_environment).strip().splitlines()[-1])
-    assert 1000 == pytest.approx(found["true_s"], abs=1e-6)
-    assert 0 < found["bounds_ns"][0] < 10**7
-    assert all(error <= bound for error, bound in zip(found["errors_ns"], found["bounds_ns"], strict=True))
+    estimate = json.loads(run(command, mpi_environment).strip().splitlines()[-1])
+    assert 1000 == pytest.approx(estimate["true_s"], abs=1e-6)
+    assert 0 < estimate["bounds_ns"][0] < 10**7
+    assert all(error <= bound for error, bound in zip(estimate["errors_ns"], estimate["bounds_ns"], strict=True))
 
 
 @pytest.mark.mpi
@@ -317,13 +317,13 @@ def test_ranks_estimate_a_simulated_offset(
 def test_round_time_works_between_clocks(
     ahead: str, tmp_path: Path, mpirun: MpirunLauncher, mpi_environment: dict[str, str]
 ) -> None:
-    """Start together across clocks 1000 s apart, take as long as on one clock, and state the bound."""
+    """Start together across clocks 1000 s apart, with the times of a common clock."""
     program = [sys.executable, "-m", "mpi4py", "-m", "commbench", "run", "--backend", "mpi", "--budget", "quick"]
     program += ["--collective", "all_reduce", "--sizes", "4M", "--sync", "round-time"]
     start = [str(mpirun.mpirun), "-n", "2", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
 
     def launch(name: str, *wrapper: str) -> tuple[Row, dict[str, Any]]:
-        """Measure until ranks start on time, which a machine that others use prevents now and then."""
+        """Measure until ranks start on time, which a busy machine may prevent."""
         for attempt in range(ATTEMPTS):
             out = tmp_path / f"{name}{attempt}"
             run([*start, *wrapper, *program, "--out", str(out)], mpi_environment)
@@ -332,19 +332,19 @@ def test_round_time_works_between_clocks(
                 break
         return row, load_run(out).info["clock"]
 
-    (one, clock_of_one), (two, clock_of_two) = launch("one"), launch("two", ahead)
-    assert ["shared", "synchronised"] == [clock_of_one["method"], clock_of_two["method"]]
-    assert clock_of_one["error_us"] == 0 < clock_of_two["error_us"]
-    assert [("round-time", "native")] * 2 == [(row.sync, row.loop) for row in (one, two)]
-    times = [row.time_us_min or 0.0 for row in (one, two)]
+    (common, common_clock), (shifted, shifted_clock) = launch("one"), launch("two", ahead)
+    assert ["shared", "synchronised"] == [common_clock["method"], shifted_clock["method"]]
+    assert common_clock["error_us"] == 0 < shifted_clock["error_us"]
+    assert [("round-time", "native")] * 2 == [(row.sync, row.loop) for row in (common, shifted)]
+    times = [row.time_us_min or 0.0 for row in (common, shifted)]
     alike = 0 < max(times) < 5 * min(times)
     if not alike and os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
-        pytest.skip(f"ranks cannot start together on a machine this busy: {one.reason or two.reason or times}")
-    assert alike, (one, two)
-    assert 0 <= (two.skew_us or 0) < (two.time_us or 0)
+        pytest.skip(f"ranks cannot start together on a machine this busy: {common.reason or shifted.reason or times}")
+    assert alike, (common, shifted)
+    assert 0 <= (shifted.skew_us or 0) < (shifted.time_us or 0)
 
 
 def test_stamps_of_a_wrong_clock_would_show() -> None:
-    """The test of these tests: a clock that takes its own stamps for rank 0's is far off the truth."""
+    """Show that the test detects a clock that returns its own stamps as rank 0's."""
     assert Clocked("ab").error_ns(GlobalClock(), 1) > 10**11
     assert all(a < b for a, b in pairwise([Clocked("ab").read(0, 1), Clocked("ab").read(1, 1)]))

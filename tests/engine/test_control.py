@@ -1,4 +1,4 @@
-"""Tests of the control plane among threads, which stands in for real ranks in other tests."""
+"""Tests of the control plane among threads, which replace real ranks in other tests."""
 
 import threading
 
@@ -9,7 +9,7 @@ from commbench.errors import Reason, UnsupportedError
 
 
 def test_values_are_gathered_by_rank() -> None:
-    """Give rank 0 every rank's value in order, and the others none."""
+    """Return every rank's value in rank order to rank 0, and None to the others."""
     assert [[0, 10, 20], None, None] == run_threads(3, lambda control: control.gather(10 * control.rank))
 
 
@@ -20,7 +20,7 @@ def test_broadcast_delivers_rank_0s_value() -> None:
 
 
 def test_everybody_learns_everything() -> None:
-    """Give every rank every rank's value, round after round."""
+    """Return every rank's value to every rank, in repeated rounds."""
 
     def work(control: ThreadControl) -> list[list[int]]:
         return [gather_everywhere(control, control.rank + step) for step in range(20)]
@@ -30,7 +30,7 @@ def test_everybody_learns_everything() -> None:
 
 @pytest.mark.parametrize("refusing", [set(), {2}, {1, 2}])
 def test_what_one_rank_cannot_do_none_does(refusing: set[int]) -> None:
-    """Give every rank what it has found, or the sentence of the first rank that cannot."""
+    """Return every rank's result, or the sentence of the first rank that failed."""
 
     def work(control: ThreadControl) -> int | Reason:
         def find() -> int:
@@ -48,7 +48,7 @@ def test_what_one_rank_cannot_do_none_does(refusing: set[int]) -> None:
 
 
 def test_nobody_leaves_a_barrier_early() -> None:
-    """Let no rank see a barrier's end before all have entered."""
+    """Block every rank in a barrier until all have entered."""
     entered: list[int] = []
     lock = threading.Lock()
 
@@ -62,7 +62,7 @@ def test_nobody_leaves_a_barrier_early() -> None:
 
 
 def test_an_error_of_one_rank_is_raised() -> None:
-    """Raise the rank's own error rather than the broken barrier of those that waited for it."""
+    """Raise a rank's own error instead of the broken barrier of the waiting ranks."""
 
     def work(control: ThreadControl) -> None:
         if control.rank == 1:
@@ -74,7 +74,7 @@ def test_an_error_of_one_rank_is_raised() -> None:
 
 
 def test_abort_releases_everybody() -> None:
-    """End ranks that wait when one aborts."""
+    """End waiting ranks when one aborts."""
 
     def work(control: ThreadControl) -> None:
         if control.rank == 0:
@@ -87,7 +87,7 @@ def test_abort_releases_everybody() -> None:
 
 
 def test_integers_arrive_in_order_from_whom_they_are_expected() -> None:
-    """Keep what two ranks send to one apart, and in order."""
+    """Receive integers in order and separately by sender."""
 
     def work(control: ThreadControl) -> list[int]:
         if control.rank:
@@ -100,7 +100,7 @@ def test_integers_arrive_in_order_from_whom_they_are_expected() -> None:
 
 
 def test_nobody_waits_for_a_letter_from_a_rank_that_failed() -> None:
-    """Raise what the other raised instead of waiting for ever."""
+    """Raise the sender's error instead of waiting for its message."""
 
     def work(control: ThreadControl) -> int:
         if control.rank:

@@ -1,4 +1,4 @@
-"""Tests of the loop that times by events, on a stream and a host whose times are scripted."""
+"""Tests of the event-timing loop on a scripted device stream and host."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MEET_NS, OPERATION_NS = 10_000, 30_000
 
 @dataclass
 class Event:
-    """When it takes place."""
+    """The time of a recorded event."""
 
     at_ns: float = 0.0
 
 
 @dataclass
 class SimulatedDevice:
-    """A stream of a device, and the host that queues on it, which takes ``call_ns`` for anything but operations."""
+    """A device stream and the host that queues on it; the host takes ``call_ns`` for other calls."""
 
     host_ns: Callable[[int], float] = lambda _: 5000.0
     """What the host takes to queue the n-th operation."""
@@ -51,12 +51,12 @@ class SimulatedDevice:
         self.end_ns = max(self.end_ns, self.now_ns) + lasting_ns
 
     def spin(self, cycles: int) -> None:
-        """Be busy."""
+        """Keep the device busy."""
         self.spins.append(cycles / CYCLES_PER_NS)
         self._queue(self.call_ns, cycles / CYCLES_PER_NS)
 
     def rendezvous(self) -> None:
-        """Meet nobody."""
+        """Do nothing, as there are no other ranks."""
         self._queue(self.call_ns, self.meet_ns)
 
     def operate(self) -> None:
@@ -70,30 +70,30 @@ class SimulatedDevice:
         self.now_ns = self.end_ns
 
     def new_event(self) -> Event:
-        """One that has not been recorded."""
+        """Return an unrecorded event."""
         return Event()
 
     def record(self, event: Event) -> None:
-        """It takes place after all that is queued."""
+        """Record the event after all queued operations."""
         self._queue(self.call_ns, 0.0)
         event.at_ns = self.end_ns
 
     def has_happened(self, event: Event) -> bool:
-        """Whether it has, now."""
+        """Return whether the event has occurred."""
         return self.now_ns >= event.at_ns
 
     def wait(self, event: Event) -> None:
-        """Keep the host."""
+        """Block the host until the event."""
         self.now_ns = max(self.now_ns, event.at_ns)
 
     def elapsed_ns(self, first: Event, last: Event) -> float:
-        """Between two that have taken place."""
+        """Return the nanoseconds between two recorded events."""
         assert self.now_ns >= max(first.at_ns, last.at_ns)
         return last.at_ns - first.at_ns
 
 
 class Here(threading.local):
-    """The device of this rank."""
+    """Holds the device of this rank."""
 
     device: SimulatedDevice
 
@@ -103,12 +103,12 @@ HERE = Here()
 
 @pytest.fixture(autouse=True)
 def _host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the loop read the clock of the simulated host."""
+    """Replace the loop's clock by that of the simulated host."""
     monkeypatch.setattr(device_module, "perf_counter_ns", lambda: HERE.device.now_ns)
 
 
 def opened(control: ThreadControl, device: SimulatedDevice, method: str = "barrier") -> EventTimer:
-    """Return a calibrated loop on a device, which forgets what calibration asked of it."""
+    """Return a calibrated loop on a device whose record of calls is empty."""
     HERE.device = device
     timer = EventTimer(Synchroniser(control, SyncPlan(method=method)), device, Progress())
     timer.prepare()
@@ -119,7 +119,7 @@ def opened(control: ThreadControl, device: SimulatedDevice, method: str = "barri
 def timed(
     device: SimulatedDevice, chunks: Sequence[int], *, method: str = "barrier", blocking: bool = False
 ) -> list[Repetitions]:
-    """Time so many operations in each run of one rank."""
+    """Time the given operations in each run of one rank."""
     calls = [Call(run=device.operate_and_wait if blocking else device.operate, blocking=blocking)]
 
     def work(control: ThreadControl) -> list[Repetitions]:
@@ -130,7 +130,7 @@ def timed(
 
 
 def sampled(device: SimulatedDevice) -> Samples:
-    """Sample operations of one rank until that is enough."""
+    """Sample the operations of one rank until the rule stops."""
 
     def work(control: ThreadControl) -> Samples | None:
         rule = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
@@ -144,22 +144,22 @@ def sampled(device: SimulatedDevice) -> Samples:
     return samples
 
 
-def lasting(seen: Repetitions) -> list[int]:
+def lasting(stamps: Repetitions) -> list[int]:
     """Return the times of a run."""
-    times: list[int] = (seen.end_ns - seen.start_ns).tolist()
+    times: list[int] = (stamps.end_ns - stamps.start_ns).tolist()
     return times
 
 
 @pytest.mark.parametrize("host_ns", [1000.0, 70_000.0, 2_000_000.0])
 def test_what_the_host_takes_is_not_in_the_time(host_ns: float) -> None:
-    """Time the device alone once it is known how long queueing takes, however long that is."""
+    """Time the device alone, whatever the host takes to queue."""
     first, then = timed(SimulatedDevice(host_ns=lambda _: host_ns), [1, 5])
     assert bool(first.late[0]) == (lasting(first)[0] > OPERATION_NS) == (host_ns > MINIMUM_PYTHON_SLACK_NS + MEET_NS)
     assert ([OPERATION_NS] * 5, [False] * 5) == (lasting(then), then.late.tolist())
 
 
 def test_the_device_is_kept_busy_for_as_long_as_queueing_takes_and_the_slack() -> None:
-    """Spin by the device's clock, as fast as it was found to run."""
+    """Spin for queueing time plus slack, at the measured device frequency."""
     device = SimulatedDevice(host_ns=lambda _: 70_000.0)
     timed(device, [1, 1])
     queueing_ns = 70_000 + 4 * device.call_ns
@@ -167,15 +167,15 @@ def test_the_device_is_kept_busy_for_as_long_as_queueing_takes_and_the_slack() -
 
 
 def test_a_repetition_for_which_the_device_waited_is_late() -> None:
-    """Find the one in which the host was interrupted, whose time is too long, and no other."""
+    """Mark exactly the repetition in which the host was interrupted as late."""
     device = SimulatedDevice(host_ns=lambda number: 300_000.0 if number == 7 else 5000.0)
-    _, seen = timed(device, [4, 6])
-    assert [number == 3 for number in range(6)] == seen.late.tolist()
-    assert [number == 3 for number in range(6)] == [time > OPERATION_NS for time in lasting(seen)]
+    _, stamps = timed(device, [4, 6])
+    assert [number == 3 for number in range(6)] == stamps.late.tolist()
+    assert [number == 3 for number in range(6)] == [time > OPERATION_NS for time in lasting(stamps)]
 
 
 def test_the_slowest_host_decides_for_all() -> None:
-    """Keep every device busy until the last rank has queued its part."""
+    """Keep every device busy until the last rank has queued its operations."""
     devices = [SimulatedDevice(host_ns=lambda _, ns=ns: ns) for ns in (5000.0, 90_000.0)]
 
     def work(control: ThreadControl) -> None:
@@ -190,7 +190,7 @@ def test_the_slowest_host_decides_for_all() -> None:
 
 
 def test_too_many_late_starts_keep_the_device_busy_for_longer() -> None:
-    """Lengthen the spin where the host is often interrupted, and count only what the device did not wait in."""
+    """Lengthen the spin after late starts, and count only repetitions without waiting."""
     device = SimulatedDevice(host_ns=lambda number: 5000.0 + (number % 3 == 0) * MAXIMUM_SLACK_NS / 8)
     samples = sampled(device)
     assert max(device.spins) > 4 * MINIMUM_PYTHON_SLACK_NS
@@ -199,31 +199,31 @@ def test_too_many_late_starts_keep_the_device_busy_for_longer() -> None:
 
 
 def test_what_waits_on_the_host_is_timed_with_the_host() -> None:
-    """Neither hide what the host does in a call that is over when it returns, nor call it late."""
+    """Include host time in blocking calls, and mark them not as late."""
     device = SimulatedDevice(host_ns=lambda _: 70_000.0)
-    _, seen = timed(device, [1, 3], blocking=True)
-    assert ([], [False] * 3) == (device.spins, seen.late.tolist())
-    assert min(lasting(seen)) > 70_000
+    _, stamps = timed(device, [1, 3], blocking=True)
+    assert ([], [False] * 3) == (device.spins, stamps.late.tolist())
+    assert min(lasting(stamps)) > 70_000
 
 
 @pytest.mark.parametrize(("host_ns", "expected"), [(5000.0, OPERATION_NS), (70_000.0, 72_000)])
 def test_unsynchronised_times_sum_to_the_time_of_the_stream(host_ns: float, expected: int) -> None:
-    """Time each repetition from the end of the previous one, including waits for the host."""
+    """Time each repetition from the end of the previous one, waits for the host included."""
     device = SimulatedDevice(host_ns=lambda _: host_ns)
-    (seen,) = timed(device, [10], method="none")
-    assert [host_ns + OPERATION_NS] + [expected] * 9 == lasting(seen)
+    (stamps,) = timed(device, [10], method="none")
+    assert [host_ns + OPERATION_NS] + [expected] * 9 == lasting(stamps)
     assert not device.spins
 
 
 def test_stamps_are_of_the_rank_s_own_device() -> None:
-    """Begin at 0, go on from repetition to repetition, and promise nothing to other ranks."""
-    for seen in timed(SimulatedDevice(), [1, 4])[1:] + timed(SimulatedDevice(), [4], method="none"):
-        assert (0, False) == (seen.start_ns[0], seen.comparable)
-        assert np.all(seen.start_ns[1:] >= seen.end_ns[:-1])
+    """Count stamps from 0 through all repetitions, on no common clock."""
+    for stamps in timed(SimulatedDevice(), [1, 4])[1:] + timed(SimulatedDevice(), [4], method="none"):
+        assert (0, False) == (stamps.start_ns[0], stamps.comparable)
+        assert np.all(stamps.start_ns[1:] >= stamps.end_ns[:-1])
 
 
 def test_sampling_ends_when_it_is_sure() -> None:
-    """Take no more than thirty equal repetitions of a device where these have spanned the least time."""
+    """Stop after thirty equal repetitions that span the minimum time."""
     samples = sampled(SimulatedDevice(operation_ns=SPAN_S * 1e9 / 20))
     assert 30 == samples.valid
     assert {"skew_us", "rank_arrival_us"}.isdisjoint(samples.summary(1))

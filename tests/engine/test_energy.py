@@ -1,4 +1,4 @@
-"""Tests of energy counters, and of what becomes of them in records."""
+"""Tests of energy counters and of the energy in records."""
 
 import dataclasses
 import itertools
@@ -31,12 +31,12 @@ GPUS = ["0000:17:00.0", "0000:65:00.0"]
 
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No GPU but those of a test."""
+    """Hide the machine's own GPUs."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
 
 def make_zone(root: Path, zone: str, name: str, microjoules: int, most: int = 10**9) -> Path:
-    """Write a zone of RAPL as Linux shows it; return the file of its counter."""
+    """Write a RAPL zone as in sysfs; return the file of its counter."""
     folder = root / "sys/class/powercap" / zone
     folder.mkdir(parents=True)
     (folder / "name").write_text(f"{name}\n")
@@ -46,7 +46,7 @@ def make_zone(root: Path, zone: str, name: str, microjoules: int, most: int = 10
 
 
 def show_gpus(root: Path) -> None:
-    """Write the GPUs as Linux shows PCI devices."""
+    """Write GPUs as PCI devices as in sysfs."""
     for address in GPUS:
         device = root / "sys/bus/pci/devices" / address
         device.mkdir(parents=True)
@@ -55,7 +55,7 @@ def show_gpus(root: Path) -> None:
 
 
 def with_nvml(monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimulatedNvml:
-    """Give this machine the GPUs."""
+    """Simulate the GPUs for NVML."""
     nvml = SimulatedNvml(GPUS, **options)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     return nvml
@@ -65,7 +65,7 @@ def with_nvml(monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimulatedNvml:
 
 
 def test_packages_and_memory_add_up_and_nothing_counts_twice(tmp_path: Path) -> None:
-    """Count both packages and the memory; leave out what lies within them or around them."""
+    """Add packages and memory; exclude zones that contain or overlap them."""
     first = make_zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000)
     memory = make_zone(tmp_path, "intel-rapl:0:1", "dram", 1_000_000)
     inner = make_zone(tmp_path, "intel-rapl:0:0", "core", 1_000_000)
@@ -86,7 +86,7 @@ def test_packages_and_memory_add_up_and_nothing_counts_twice(tmp_path: Path) -> 
 
 
 def test_a_counter_that_begins_again_goes_on(tmp_path: Path) -> None:
-    """Add what it counts up to."""
+    """Add the counter's maximum after an overflow."""
     file = make_zone(tmp_path, "intel-rapl:0", "package-0", 900, most=1000)
     meter = EnergyMeter.find(tmp_path)
     before = meter.read()
@@ -95,7 +95,7 @@ def test_a_counter_that_begins_again_goes_on(tmp_path: Path) -> None:
 
 
 def test_processors_that_cannot_be_read_are_missing(tmp_path: Path) -> None:
-    """Say why, where there are no zones, and where one cannot be read."""
+    """Give the reason for missing or unreadable zones."""
     nothing = EnergyMeter.find(tmp_path)
     assert (set(), {"cpu": "Linux shows no counters of RAPL"}) == (nothing.kinds, nothing.missing)
     make_zone(tmp_path, "intel-rapl:0", "package-0", 1)
@@ -105,7 +105,7 @@ def test_processors_that_cannot_be_read_are_missing(tmp_path: Path) -> None:
 
 
 def test_counters_without_permission_give_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Distinguish this common reason from others."""
+    """Name missing permission as the reason."""
     counter, read = make_zone(tmp_path, "intel-rapl:0", "package-0", 1), Path.read_text
 
     def refuse(path: Path, *arguments: Any, **options: Any) -> str:
@@ -118,7 +118,7 @@ def test_counters_without_permission_give_a_reason(tmp_path: Path, monkeypatch: 
 
 
 def test_gpus_are_counted_without_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add up the thousandths of a joule of all GPUs."""
+    """Add the millijoules of all GPUs."""
     with_nvml(monkeypatch, energy_mJ={GPUS[0]: [1_000, 1_000, 3_500], GPUS[1]: [500, 500, 600]})
     meter = EnergyMeter.find(tmp_path)
     assert ({"gpu"}, ["cpu"]) == (meter.kinds, list(meter.missing))
@@ -135,14 +135,14 @@ def test_gpus_are_counted_without_processors(tmp_path: Path, monkeypatch: pytest
 def test_gpus_are_counted_all_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], reason: str
 ) -> None:
-    """Leave all out where one has no counter, and where one is lost."""
+    """Count no GPU if one has no counter or is lost."""
     with_nvml(monkeypatch, **options)
     meter = EnergyMeter.find(tmp_path)
     assert (set(), reason) == (meter.kinds, meter.missing["gpu"])
 
 
 def test_gpus_without_nvml_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Miss what Linux shows and NVML does not; without GPUs nothing is missing."""
+    """Report GPUs of sysfs that NVML lacks as missing, and nothing without GPUs."""
     assert "gpu" not in EnergyMeter.find(tmp_path).missing
     show_gpus(tmp_path)
     assert "NVML does not start: it takes nvidia-ml-py and the driver" == EnergyMeter.find(tmp_path).missing["gpu"]
@@ -153,7 +153,7 @@ def test_gpus_without_nvml_are_missing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_counter_that_stops_answering_makes_the_energy_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Raise nothing, whichever it is and whenever it stops."""
+    """Return no energy instead of raising when a counter fails."""
     file = make_zone(tmp_path, "intel-rapl:0", "package-0", 1)
     nvml = with_nvml(monkeypatch, energy_mJ={gpu: [1] for gpu in GPUS})
     meter = EnergyMeter.find(tmp_path)
@@ -170,7 +170,7 @@ def test_a_counter_that_stops_answering_makes_the_energy_unknown(
 
 
 def test_a_counter_that_goes_back_without_a_reason_is_unknown() -> None:
-    """Do not guess: a driver that was loaded again counts from nothing."""
+    """Return no energy if a counter decreases without overflow."""
     joules = iter((5.0, 1.0))
     meter = EnergyMeter({"gpu0": Counter("gpu", lambda: next(joules))})
     assert meter.joules_since(meter.read()) is None
@@ -180,24 +180,24 @@ def test_a_counter_that_goes_back_without_a_reason_is_unknown() -> None:
 
 
 def meter_of(*kinds: Kind, missing: dict[Kind, str] | None = None) -> EnergyMeter:
-    """A meter whose counters have used a joule more whenever they are read."""
+    """Return a meter whose counters add one joule per reading."""
     return EnergyMeter({kind: Counter(kind, steadily()) for kind in kinds}, missing or {})
 
 
 def steadily() -> Callable[[], float]:
-    """A counter of whole joules."""
+    """Return a counter of whole joules."""
     joules = itertools.count()
     return lambda: float(next(joules))
 
 
 def on_machines(monkeypatch: pytest.MonkeyPatch, *meters: EnergyMeter) -> list[RunMeter]:
-    """What each rank reads where each is on a machine of its own that has such a meter."""
+    """Return the readings of ranks that are each on their own machine with the given meter."""
     monkeypatch.setattr("commbench.engine.energy.clock_domain", lambda: f"{threading.get_ident()}/clock")
     return run_threads(len(meters), lambda control: own_meter(control, lambda: meters[control.rank]))
 
 
 def test_one_rank_of_a_machine_reads() -> None:
-    """Let the lowest rank read, as threads are on one machine; all know what is counted."""
+    """Read on the lowest rank of a machine; all ranks know what is counted."""
     meters = run_threads(3, lambda control: own_meter(control, lambda: meter_of("cpu")))
     assert [{"cpu"}, set(), set()] == [meter.own.kinds for meter in meters]
     assert [["cpu"]] * 3 == [list(meter.kinds) for meter in meters]
@@ -206,7 +206,7 @@ def test_one_rank_of_a_machine_reads() -> None:
 
 
 def test_a_kind_is_counted_where_no_machine_misses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count GPUs although a host has none, and no processors where one host does not tell; the same on every rank."""
+    """Count a type of energy only if no machine with such hardware lacks its counter."""
     silent: dict[Kind, str] = {"cpu": "no counters"}
     meters = on_machines(monkeypatch, meter_of("cpu", "gpu"), meter_of("cpu"), meter_of("gpu", missing=silent))
     assert [["gpu"]] * 3 == [list(meter.kinds) for meter in meters]
@@ -216,7 +216,7 @@ def test_a_kind_is_counted_where_no_machine_misses_it(monkeypatch: pytest.Monkey
 
 
 def test_a_reason_names_a_host_and_counts_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say it once of many hosts."""
+    """Name one host in a reason and count the others."""
     silent: dict[Kind, str] = {"cpu": "no counters"}
     first, *_ = on_machines(monkeypatch, *[EnergyMeter(missing=silent)] * 3)
     assert f"no counters ({socket.gethostname()} and 2 other hosts)" == first.missing["cpu"]
@@ -226,7 +226,7 @@ def test_a_reason_names_a_host_and_counts_the_others(monkeypatch: pytest.MonkeyP
     ("kinds", "covered"), [(("cpu",), ("gloo", "mpi")), (("gpu",), ("nccl", "torch-nccl", "mpi-cuda", "mpi-staged"))]
 )
 def test_a_backend_s_own_memory_must_be_counted(kinds: tuple[Kind, ...], covered: tuple[str, ...]) -> None:
-    """Give Gloo no joules of idle GPUs, and NCCL none of processors that wait for it."""
+    """Count processors for Gloo and GPUs for NCCL."""
     backends = ("gloo", "mpi", "nccl", "torch-nccl", "mpi-cuda", "mpi-staged")
     assert covered == tuple(backend for backend in backends if RunMeter(kinds).covers(backend))
     assert all(RunMeter(("cpu", "gpu")).covers(backend) for backend in backends)
@@ -243,7 +243,7 @@ def measured(
     energy_s: float = 0.0,
     progress: Progress | None = None,
 ) -> Record:
-    """Return the record of a case on two ranks whose machine has such a meter."""
+    """Return the record of a case on two ranks with the given meter."""
     monkeypatch.setattr("commbench.engine.energy.LEAST_S", dict.fromkeys(LEAST_S, least_s))
     case = Case(backend="fake", operation="all_reduce", message_bytes=64, dtype="int8", redop="sum", in_place=True)
     budget = dataclasses.replace(BUDGETS["quick"], energy_s=energy_s, visits=1)
@@ -260,7 +260,7 @@ def measured(
 
 @pytest.mark.parametrize(("kinds", "energy_of"), [(("cpu",), "cpu"), (("cpu", "gpu"), "cpu+gpu")])
 def test_an_operation_has_its_share(monkeypatch: pytest.MonkeyPatch, kinds: tuple[Kind, ...], energy_of: str) -> None:
-    """Divide the joules between two readings by the operations that were made between them, and say whose they are."""
+    """Divide the joules between two readings by the number of operations, and name the counters."""
     record = measured(monkeypatch, lambda: meter_of(*kinds), least_s=0.0)
     operations = (1 + len(record.times_us) + record.late_discarded) * record.batch  # the first tells how many fit
     assert record.energy_J == pytest.approx(len(kinds) / operations)
@@ -268,14 +268,14 @@ def test_an_operation_has_its_share(monkeypatch: pytest.MonkeyPatch, kinds: tupl
 
 
 def test_what_is_over_too_soon_has_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say nothing of what the counters are too slow for, or where there are none, or not those of the buffers."""
+    """Record no energy for cases shorter than the counter's step or without fitting counters."""
     for find, least_s in ((lambda: meter_of("cpu"), 1e9), (EnergyMeter, 0.0), (lambda: meter_of("gpu"), 0.0)):
         record = measured(monkeypatch, find, least_s=least_s)
         assert (None, "") == (record.energy_J, record.energy_of)
 
 
 def test_a_counter_that_stops_costs_a_case_its_energy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time the case as ever."""
+    """Time the case although its energy counter failed."""
     joules = iter((1.0, None))
     record = measured(monkeypatch, lambda: EnergyMeter({"gone": Counter("cpu", lambda: next(joules))}), least_s=0.0)
     assert ("ok", None) == (record.status, record.energy_J)
@@ -283,23 +283,23 @@ def test_a_counter_that_stops_costs_a_case_its_energy_alone(monkeypatch: pytest.
 
 
 def test_counters_that_never_move_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the zeros of a virtual machine for no energy."""
+    """Record no energy for counters that stay at zero."""
     still = EnergyMeter({"still": Counter("cpu", lambda: 0.0)})
     assert measured(monkeypatch, lambda: still, least_s=0.0).energy_J is None
 
 
 @pytest.mark.slow
 def test_a_case_can_go_on_for_its_energy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Know the power of a counter that steps every 100 ms, which a case of some milliseconds would miss."""
+    """Extend a case until a counter that steps every 100 ms gives its power."""
     watts, step_s, go_on = 50.0, 0.1, Sampler.repeat_for
-    progress, seen = Progress(), []
+    progress, extensions = Progress(), []
 
     def noted(sampler: Sampler, seconds: float, batch: int) -> None:
         assert "none" == sampler.timer.sync.plan.method  # waiting for a common start is no part of it
         made, begun = int(progress.counters[1]), time.monotonic()
         go_on(sampler, seconds, batch)
         if sampler.control.rank == 0:
-            seen.append((time.monotonic() - begun, batch * (int(progress.counters[1]) - made)))
+            extensions.append((time.monotonic() - begun, batch * (int(progress.counters[1]) - made)))
 
     def find() -> EnergyMeter:
         return EnergyMeter({"steps": Counter("cpu", lambda: watts * step_s * (time.monotonic() // step_s))})
@@ -307,14 +307,14 @@ def test_a_case_can_go_on_for_its_energy(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Sampler, "repeat_for", noted)
     assert measured(monkeypatch, find, least_s=1.0).energy_J is None
     record = measured(monkeypatch, find, least_s=1.0, energy_s=0.5, progress=progress)
-    ((lasted_s, operations),) = seen
+    ((lasted_s, operations),) = extensions
     assert lasted_s > 1.0  # no less than the counter needs
     assert record.energy_J is not None
     assert watts * lasted_s == pytest.approx(record.energy_J * operations, abs=watts * step_s)
 
 
 def test_nothing_goes_on_where_no_energy_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take no time for what cannot be known."""
+    """Extend no case without energy counters."""
     monkeypatch.setattr(Sampler, "repeat_for", None)
     assert measured(monkeypatch, EnergyMeter, least_s=0.0, energy_s=5.0).energy_J is None
 
@@ -323,7 +323,7 @@ def test_nothing_goes_on_where_no_energy_is_counted(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_row_has_the_median_over_launches() -> None:
-    """Summarise joules as times are."""
+    """Write the median energy over launches into the row."""
     records = [
         make_record(make_case(), launch=launch, energy_J=joules, energy_of="cpu")
         for launch, joules in enumerate((1.0, 5.0, 2.0))
@@ -333,7 +333,7 @@ def test_a_row_has_the_median_over_launches() -> None:
 
 
 def test_launches_that_count_different_things_have_no_energy_together() -> None:
-    """Mix neither processors with GPUs nor what an older version did not name."""
+    """Combine no launches with different counters."""
     records = [
         make_record(make_case(), launch=launch, energy_J=1.0, energy_of=energy_of)
         for launch, energy_of in enumerate(("gpu", "gpu", ""))
@@ -346,7 +346,7 @@ def test_launches_that_count_different_things_have_no_energy_together() -> None:
 
 
 def test_what_is_counted_stays_in_records() -> None:
-    """Keep it through JSON; older files do not say."""
+    """Keep the counters through JSON; older records name none."""
     record = make_record(make_case(), energy_J=1.0, energy_of="gpu")
     data = record.to_json()
     assert "gpu" == Record.from_json(data).energy_of
@@ -355,7 +355,7 @@ def test_what_is_counted_stays_in_records() -> None:
 
 
 def test_groups_that_run_together_have_no_energy_of_their_own() -> None:
-    """Leave out what all of them used together."""
+    """Record no energy for concurrent groups."""
     records = make_grouped(make_case(pattern="split:2"), {"0-1": [1.0], "2-3": [1.0]})
     records = [dataclasses.replace(record, energy_J=1.0, energy_of="cpu") for record in records]
     assert {None} == {row.energy_J for row in summarise_run(records, {})}

@@ -15,7 +15,7 @@ def test_each_flag_has_its_own_mark() -> None:
 
 
 def test_first_screen_has_one_order() -> None:
-    """Order exactly the flags above low severity, the severe ones first."""
+    """Order exactly the flags above low severity, severe ones first."""
     shown = sorted((flag for flag in FLAGS.values() if flag.priority), key=lambda flag: flag.priority)
     assert {flag.name for flag in FLAGS.values() if flag.severity != "low"} == {flag.name for flag in shown}
     assert list(range(1, len(shown) + 1)) == [flag.priority for flag in shown]
@@ -33,7 +33,7 @@ def test_cell_has_each_flag_once_in_order() -> None:
 
 
 def test_raised_flags_are_those_whose_condition_holds() -> None:
-    """Keep the order of the conditions."""
+    """Return the flags whose condition holds, in the given order."""
     assert ("late", "clock") == raised_flags({"late": True, "unverified": False, "clock": True})
 
 
@@ -51,7 +51,7 @@ def test_unregistered_names_are_refused() -> None:
 
 
 def test_texts_depend_on_the_budget() -> None:
-    """Fill placeholders with the run's values, and with general words in documentation."""
+    """Fill placeholders with the run's values, or with general words in documentation."""
     wide = FLAGS["ci_wide"]
     assert "have an interval wider than 5 % either way" == wide.warning_with(target="5 %")
     assert (

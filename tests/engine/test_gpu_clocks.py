@@ -1,4 +1,4 @@
-"""Tests of what NVML says of a GPU's clock around a case."""
+"""Tests of GPU clocks as read from NVML around a case."""
 
 import sys
 from typing import Any
@@ -14,7 +14,7 @@ GPU = "0000:17:00.0"
 
 
 def between(monkeypatch: pytest.MonkeyPatch, **readings: Any) -> Clocks | None:
-    """What two readings of one GPU say."""
+    """Return the clocks from two readings of one GPU."""
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml([GPU], **readings))
     clocks = GpuClocks.find(GPU)
     assert clocks is not None
@@ -42,24 +42,21 @@ def between(monkeypatch: pytest.MonkeyPatch, **readings: Any) -> Clocks | None:
 def test_what_slows_a_gpu_is_named(
     monkeypatch: pytest.MonkeyPatch, readings: dict[str, Any], slowed_by: tuple[str, ...]
 ) -> None:
-    """Name what was active at either reading or counted in between, but not that there is nothing to do.
-
-    A slowdown counts with its cause or at both readings.
-    """
-    found = between(monkeypatch, **readings)
-    assert found is not None
-    assert slowed_by == found.slowed_by
+    """Name a slowdown that has a cause or is active at both readings, but not idleness."""
+    clocks = between(monkeypatch, **readings)
+    assert clocks is not None
+    assert slowed_by == clocks.slowed_by
 
 
 def test_clocks_have_a_range_over_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the lowest and the highest of all readings."""
+    """Return the lowest and the highest clock of all readings."""
     first = between(monkeypatch, clocks_MHz=[345, 1980])
     assert (345, 1980) == (first and first.sm_low_MHz, first and first.sm_high_MHz)
     assert clocks_between([]) is None
 
 
 def test_what_nvml_does_not_know_has_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Find no clock without the library, and none of a GPU that it does not know."""
+    """Return no clock without NVML, and none for a GPU unknown to it."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert GpuClocks.find(GPU) is None
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(["0000:01:00.0"]))
@@ -67,7 +64,7 @@ def test_what_nvml_does_not_know_has_no_clock(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_clocks_stay_in_records_and_make_a_flag_of_the_row() -> None:
-    """Keep clocks through JSON; a row has the flag of any of its launches."""
+    """Keep clocks through JSON, and flag a row if any of its launches was slowed."""
     clocks = Clocks(sm_low_MHz=1200.0, sm_high_MHz=1980.0, slowed_by=["power cap"])
     slowed = make_record(make_case(), launch=1, clocks=clocks, flags=["throttled"])
     assert slowed.clocks == Record.from_json(slowed.to_json()).clocks

@@ -1,4 +1,4 @@
-"""Tests of groups that run at the same time on the fake backend: measured, summarised, compared and resumed."""
+"""Tests of concurrent groups on the fake backend: measured, summarised, compared and resumed."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ def rows_of(records: list[Record], **info: Any) -> list[Row]:
 
 
 def test_each_group_has_its_own_times() -> None:
-    """Keep the slow rank's time in its group; all groups together are as slow as that one."""
+    """Include a slow rank's time in its own group and in the case, but in no other group."""
     (record,) = FakeRun(script=SLOW, ranks=4, hosts="AABB").launch([fake_case(pattern="node")])
     assert ("ok", "0-3", 4) == (record.status, record.group, record.group_size)
     assert [("0-1", 2, 1024), ("2-3", 2, 1024)] == [(g.group, g.group_size, g.message_bytes) for g in record.groups]
@@ -44,13 +44,13 @@ def test_each_group_has_its_own_times() -> None:
 
 
 def test_one_group_of_all_ranks_is_as_ever() -> None:
-    """Record no groups where the pattern makes one of all ranks."""
+    """Record no groups if the pattern makes one of all ranks."""
     (record,) = FakeRun(ranks=4, hosts="ABCD").launch([fake_case(pattern="cross")])
     assert ("0-3", 4, ()) == (record.group, record.group_size, record.groups)
 
 
 def test_ranks_in_no_group_only_keep_step() -> None:
-    """Measure the only group where rank 0 stands aside: its own idle times settle nothing."""
+    """Measure the only group although rank 0 is idle."""
     (record,) = FakeRun(ranks=3, hosts="ABB").launch([fake_case(pattern="node")])
     assert ("1-2", 2, 1) == (record.group, record.group_size, record.batch)
     assert TRUE_US == pytest.approx(median(record.times_us), abs=1e-3)
@@ -58,20 +58,20 @@ def test_ranks_in_no_group_only_keep_step() -> None:
 
 
 def test_pairs_are_the_ends_of_each_group() -> None:
-    """Play ping-pong between the first and the last rank of every group."""
+    """Run ping-pong between the first and the last rank of every group."""
     (record,) = FakeRun(ranks=6, hosts="AAABBB").launch([fake_case("latency", pattern="node")])
     assert [("0,2", 2), ("3,5", 2)] == [(g.group, g.group_size) for g in record.groups]
     assert [2, 2] == [len(g.rank_median_us) for g in record.groups]
 
 
 def test_uneven_groups_round_for_themselves() -> None:
-    """Cut 1024 B into shares of two ranks here and of three there."""
+    """Round 1024 B to shares of each group's own size."""
     (record,) = FakeRun(ranks=5, hosts="AABBB").launch([fake_case("all_gather", pattern="node")])
     assert [1024, 1032] == [g.message_bytes for g in record.groups]
 
 
 def test_what_cannot_be_grouped_is_a_row() -> None:
-    """Refuse hosts that make no group, a root beyond a group, and an arrangement that an operation lacks."""
+    """Refuse hosts without groups, a root outside a group, and unsupported arrangements."""
     cases = [
         fake_case(pattern="cross"),
         fake_case("broadcast", root=2, pattern="split:2"),
@@ -84,7 +84,7 @@ def test_what_cannot_be_grouped_is_a_row() -> None:
 
 
 def test_wrong_data_is_named_by_group() -> None:
-    """Count wrong elements in the group where they are; no group of the case is timed."""
+    """Count wrong elements by group, and time no group of the case."""
     script = replace(EXACT, wrong=lambda rank: 5 if rank == 3 else 0)
     (record,) = FakeRun(script=script, ranks=4, hosts="AABB").launch([fake_case(pattern="node")])
     assert ("wrong", 5, "5 elements differ from the known answer in group 2-3") == (
@@ -98,7 +98,7 @@ def test_wrong_data_is_named_by_group() -> None:
 
 
 def test_later_launches_keep_the_settings_of_the_first() -> None:
-    """Keep warm-ups and batch of a case with groups."""
+    """Reuse warm-ups and batch of launch 1 for a case with groups."""
     records = FakeRun(script=SLOW, ranks=4, hosts="AABB").launches([fake_case(pattern="node")], 3)
     assert {settings_after(records[0], BUDGETS["quick"])} == {
         settings_after(record, BUDGETS["quick"]) for record in records
@@ -107,7 +107,7 @@ def test_later_launches_keep_the_settings_of_the_first() -> None:
 
 
 def test_overlap_is_of_all_groups_together() -> None:
-    """Measure the overlap of non-blocking groups once a case, also where ranks stand aside."""
+    """Measure the overlap of non-blocking groups once per case, also with idle ranks."""
     case = fake_case("iall_gather", pattern="node")
     records = FakeRun(ranks=5, hosts="AABBC", slice_s=0.05).launch([case])
     (row,) = overlap_rows(records, make_info())
@@ -116,7 +116,7 @@ def test_overlap_is_of_all_groups_together() -> None:
 
 
 def test_records_survive_the_way_through_json() -> None:
-    """Read back the groups that were written."""
+    """Read back the groups from JSON."""
     (record,) = FakeRun(ranks=4, hosts="AABB").launch([fake_case(pattern="node")])
     assert list(record.groups) == list(Record.from_json(record.to_json()).groups)
 
@@ -125,7 +125,7 @@ def test_records_survive_the_way_through_json() -> None:
 
 
 def test_a_row_is_one_group() -> None:
-    """Give each group its size, its bandwidth and its flags."""
+    """Write size, bandwidth and flags of each group."""
     case = make_case("all_gather", pattern="node", in_place=False)
     groups = {"0-1": [10.0] * 6, "2-5": [20.0] * 6}
     small, large = rows_of(make_grouped(case, groups), environment={"emulated": {"rate": "1gbit"}})
@@ -149,7 +149,7 @@ def test_a_row_is_one_group() -> None:
     ],
 )
 def test_the_slowest_group_is_flagged_beyond_noise(others: list[list[float]], last: list[float], flagged: bool) -> None:
-    """Flag a group whose whole interval over launches lies above the median group's, by more than the margin."""
+    """Flag a group whose interval lies above the median group's by more than the margin."""
     times = {f"{2 * i}-{2 * i + 1}": group for i, group in enumerate([*others, last])}
     rows = rows_of(make_grouped(make_case(pattern="split:2"), times))
     assert [*(False for _ in others), flagged] == ["slowest_group" in row.flags.split(";") for row in rows]
@@ -167,7 +167,7 @@ def test_equal_groups_are_rarely_called_slow() -> None:
 
 
 def test_a_launch_that_failed_counts_for_every_group() -> None:
-    """Show the failure of the latest launch in the rows of all groups; with nothing else, in one row."""
+    """Show the latest failure in the rows of all groups, or in one row without results."""
     case = make_case(pattern="node")
     failed = make_record(case, launch=6, status="hung", reason="rank 1 stopped.", group="")
     rows = rows_of([*make_grouped(case, {"0-1": STEADY, "2-3": STEADY}), failed])
@@ -185,7 +185,7 @@ def make_run(groups: dict[str, list[float]], *more: Record) -> Run:
 
 
 def test_groups_are_compared_each() -> None:
-    """Find the one group that became slower."""
+    """Judge the one group that became slower."""
     slower = [2 * time for time in STEADY]
     table = compare(make_run({"0-1": STEADY, "2-3": STEADY}), make_run({"0-1": STEADY, "2-3": slower}))
     assert [("0-1", Verdict.SAME), ("2-3", Verdict.SLOWER)] == [(c.group, c.comparison.verdict) for c in table.cases]
@@ -193,7 +193,7 @@ def test_groups_are_compared_each() -> None:
 
 
 def test_a_case_that_failed_stands_for_its_groups() -> None:
-    """Call every group broken where the other run could not measure the case at all."""
+    """List every group as broken if the other run could not measure the case."""
     failed = Run(
         path=Path("failed"),
         info=make_info(),

@@ -1,4 +1,4 @@
-"""Tests of groups that run at the same time, on real ranks: divided, verified each, timed each."""
+"""Tests of concurrent groups on real ranks: formed, verified and timed separately."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -43,20 +43,20 @@ RUNS = [
 
 @pytest.fixture(scope="module", params=RUNS)
 def verified(request: pytest.FixtureRequest, run_ranks: Any) -> Mapping[str, Any]:
-    """All findings of a backend on ranks of one placement, and which."""
+    """Return all findings of a backend on ranks of one placement, and the backend and placement."""
     backend, placement = request.param
     return {"placement": placement, **run_ranks(4, "verify_groups.py", backend, placement)}
 
 
 def refusal(case: Case) -> str:
-    """Return the beginning of the sentence that must refuse a case."""
+    """Return the beginning of the sentence that must refuse a case, or an empty text."""
     reducing = {"all_reduce", "iall_reduce", "reduce"}
     refused = case.backend == "gloo" and case.operation in reducing and not case.in_place
     return "torch.distributed reduces in place only" if refused else ""
 
 
 def test_every_operation_is_right_in_every_group(verified: Mapping[str, Any]) -> None:
-    """Find no wrong element in any operation and pattern, in the loop that times it and in plain calls."""
+    """Find no wrong element in any operation and pattern, in the timed loop and in plain calls."""
     entries = verified["cases"]
     assert [] == [entry["case"] for entry in entries if entry.get("refused", "") != refusal(Case(**entry["case"]))]
     assert [] == [entry["case"] for entry in entries if entry.get("clean", 0) or entry.get("native", 0)]
@@ -64,29 +64,26 @@ def test_every_operation_is_right_in_every_group(verified: Mapping[str, Any]) ->
 
 
 def test_a_corrupted_element_is_found_in_its_group(verified: Mapping[str, Any]) -> None:
-    """Count the one element that was changed on one rank in that rank's group and in no other."""
+    """Count one changed element in its rank's group and in no other."""
     checks = [entry["corrupted"] for entry in verified["cases"] if "corrupted" in entry]
     assert len(checks) > 80
     assert [check["expected"] for check in checks] == [check["found"] for check in checks]
 
 
 def test_groups_that_do_nothing_are_caught(verified: Mapping[str, Any]) -> None:
-    """Find wrong elements in every group where no group communicated."""
+    """Find wrong elements in every group without communication."""
     assert [] == [e["case"] for e in verified["cases"] if "idle" in e and 0 in e["idle"]]
 
 
 def test_barriers_hold_each_group(verified: Mapping[str, Any]) -> None:
-    """Let no rank leave a real barrier before the last of its group, and count those that leave without one."""
+    """Hold the ranks of each group in a real barrier, and count those that leave early without one."""
     for pattern, counts in verified["barriers"].items():
         assert [0] * len(counts["late"]) == counts["real"], pattern
         assert counts["late"] == counts["idle"], pattern
 
 
 def test_records_hold_every_group_and_all_together(verified: Mapping[str, Any]) -> None:
-    """Time each group in the same repetitions; all together take as long as the slowest of them at least.
-
-    An overlap is missing if a busy machine lets all its repetitions start late.
-    """
+    """Time groups in the same repetitions; all together take at least the slowest's time; a late overlap may lack."""
     overlaps = []
     for record in verified["records"]:
         groups, pattern = record["groups"], record["case"]["pattern"]
@@ -104,7 +101,7 @@ def test_records_hold_every_group_and_all_together(verified: Mapping[str, Any]) 
 
 
 def test_sizes_are_rounded_for_each_group(verified: Mapping[str, Any]) -> None:
-    """Round 4096 B up to a multiple of three shares where three hosts make a group of three."""
+    """Round 4096 B up to a multiple of three shares for groups of three."""
     sizes = {
         (record["case"]["operation"], group["group_size"]): group["message_bytes"]
         for record in verified["records"]

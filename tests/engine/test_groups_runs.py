@@ -1,4 +1,4 @@
-"""Tests of whole runs of patterns from the command line: resumed, started by hand, and on emulated hosts."""
+"""Tests of whole runs of patterns from the command line: resumed, started by mpirun, and on emulated hosts."""
 
 import csv
 import json
@@ -22,29 +22,29 @@ RUN = (sys.executable, "-m", "commbench", "run", "--oversubscribe")
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """No test may leave a process behind."""
+    """Fail if a test leaves a process behind."""
     yield from marked_environment(monkeypatch)
 
 
 def finish(*command: str) -> str:
-    """Return what a command wrote to stdout; it must have gone well."""
+    """Return the stdout of a command that must succeed."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
     return done.stdout
 
 
 def rows_of(out: Path) -> list[dict[str, str]]:
-    """Return the lines of a run's table."""
+    """Return the rows of a run's table."""
     with (out / "collectives.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 @pytest.mark.slow
 def test_a_run_in_groups_resumes(tmp_path: Path) -> None:
-    """Lose half of the lines: the same command measures exactly those again, with what was frozen."""
+    """Measure exactly the removed half of the records again, with the fixed settings."""
     out = tmp_path / "run"
-    what = ("-c", "all_reduce,latency", "--pattern", "split:2,node", "--sizes", "1K", "--backend", "mpi")
-    command = (*RUN, *what, "-n", "4", "--launches", "2", "--out", str(out))
+    options = ("-c", "all_reduce,latency", "--pattern", "split:2,node", "--sizes", "1K", "--backend", "mpi")
+    command = (*RUN, *options, "-n", "4", "--launches", "2", "--out", str(out))
     text = finish(*command)
     assert "split:2: groups 0-1, 2-3 (4 ranks on 1 host, 2 launches)" in text
     lines = (out / "samples.jsonl").read_text().splitlines(keepends=True)
@@ -63,14 +63,14 @@ def test_a_run_in_groups_resumes(tmp_path: Path) -> None:
 def test_ranks_started_by_hand_make_groups_too(
     tmp_path: Path, mpirun: MpirunLauncher, mpi_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Add two launches of Gloo groups under mpirun, one an invocation: rows are over both."""
+    """Add one launch of Gloo groups per mpirun, and summarise over both."""
     pytest.importorskip("torch")
     for name, value in mpi_environment.items():
         monkeypatch.setenv(name, value)
     ranks = (mpirun.mpirun, "-n", "3", "--oversubscribe", "--bind-to", "none", *RUN[:1], "-m", "mpi4py", *RUN[1:-1])
-    what = ("-c", "broadcast", "--root", "1", "--pattern", "bisection", "--sizes", "1K", "--backend", "gloo")
+    options = ("-c", "broadcast", "--root", "1", "--pattern", "bisection", "--sizes", "1K", "--backend", "gloo")
     for _ in range(2):
-        finish(*ranks, *what, "--out", str(tmp_path / "run"))
+        finish(*ranks, *options, "--out", str(tmp_path / "run"))
     (row,) = rows_of(tmp_path / "run")
     assert ("0,2", "2", "2", "ok", "0") == tuple(
         row[name] for name in ("group", "group_size", "launches", "status", "wrong")
@@ -79,19 +79,30 @@ def test_ranks_started_by_hand_make_groups_too(
 
 @pytest.fixture(scope="module")
 def shaped(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two emulated hosts with two ranks each, behind links of 200 Mbit/s."""
+    """Return a run of two emulated hosts with two ranks each, behind links of 200 Mbit/s."""
     pytest.importorskip("torch")
     out = tmp_path_factory.mktemp("lab") / "run"
     lab = (forked_python, "-m", "commbench", "lab", "run", "--hosts", "2", "--ranks-per-host", "2", "--rate", "200mbit")
-    what = ("-c", "all_reduce", "--pattern", "node,cross", "--sizes", "1M", "--launches", "1", "--launcher", "mpirun")
-    finish(*lab, "--", forked_python, *RUN[1:], *what, "--sync", "dissemination", "--out", str(out))
+    options = (
+        "-c",
+        "all_reduce",
+        "--pattern",
+        "node,cross",
+        "--sizes",
+        "1M",
+        "--launches",
+        "1",
+        "--launcher",
+        "mpirun",
+    )
+    finish(*lab, "--", forked_python, *RUN[1:], *options, "--sync", "dissemination", "--out", str(out))
     return out
 
 
 @pytest.mark.lab
 @pytest.mark.parametrize("backend", [pytest.param("mpi", marks=pytest.mark.slow), "gloo"])
 def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str) -> None:
-    """Find groups on a host much faster than those across; both rails together move no more than the link does."""
+    """Measure groups within a host as much faster than those across, which share the link."""
     rows = [row for row in rows_of(shaped) if row["backend"] == backend]
     by_pattern: dict[str, dict[str, dict[str, Any]]] = {"node": {}, "cross": {}}
     for row in rows:
@@ -108,9 +119,9 @@ def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str)
 
 @pytest.mark.lab
 def test_transports_are_those_of_each_group(shaped: Path) -> None:
-    """State shared memory or the loopback within a host and the shaped link between hosts."""
-    found = {(row["backend"], row["pattern"]): row["transport"] for row in rows_of(shaped)}
-    assert ("sm", "tcp") == (found["mpi", "node"], found["mpi", "cross"])
-    assert ("tcp/lo", "tcp/eth0") == (found["gloo", "node"], found["gloo", "cross"])
+    """Record shared memory or loopback within a host, and TCP between hosts."""
+    transports = {(row["backend"], row["pattern"]): row["transport"] for row in rows_of(shaped)}
+    assert ("sm", "tcp") == (transports["mpi", "node"], transports["mpi", "cross"])
+    assert ("tcp/lo", "tcp/eth0") == (transports["gloo", "node"], transports["gloo", "cross"])
     info = json.loads((shaped / "run.json").read_text())
     assert {"host0", "host1"} == {rank["host"] for rank in info["ranks"]}

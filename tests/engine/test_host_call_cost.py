@@ -1,4 +1,4 @@
-"""Tests of the program that times what a call costs the host."""
+"""Tests of the benchmark that times a call's cost on the host."""
 
 import csv
 import importlib.util
@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).parents[2] / "benchmarks" / "host_call_cost.py"
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the program."""
+    """Run the benchmark."""
     return subprocess.run(
         [sys.executable, str(PROGRAM), *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
     )
@@ -25,7 +25,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
 @pytest.mark.usefixtures("forks")
 def test_a_table_and_a_file_have_every_collective(tmp_path: Path, ranks: int) -> None:
-    """Time Gloo as a stand-in: each collective that so many ranks can have, with an interval."""
+    """Time each possible collective over Gloo, with an interval."""
     pytest.importorskip("torch")
     file = tmp_path / "cost.csv"
     done = run("--backend", "gloo", "--ranks", ranks, "--rounds", 6, "--out", file)
@@ -49,11 +49,11 @@ def test_only_what_nccl_launches_is_judged(
     host_us: float,
     code: int,
 ) -> None:
-    """Fail by an interval that reaches beyond 10 us, of NCCL itself on several ranks."""
+    """Fail only if an interval of NCCL on several ranks exceeds 10 us."""
     program = load_benchmark("host_call_cost")
-    known = {"operation": "all_reduce", "rounds": 50, "calls": 20, "ranks": ranks, "ranks_per_gpu": ranks}
+    fields = {"operation": "all_reduce", "rounds": 50, "calls": 20, "ranks": ranks, "ranks_per_gpu": ranks}
     rows = [
-        program.Row(backend=name, host_us=us, host_us_ci_low=us, host_us_ci_high=us, **known)
+        program.Row(backend=name, host_us=us, host_us_ci_low=us, host_us_ci_high=us, **fields)
         for name, us in (("nccl", host_us), ("torch-nccl", 40.0))
     ]
     monkeypatch.setattr(program, "start_ranks", lambda _: rows)
@@ -77,7 +77,7 @@ def test_only_what_nccl_launches_is_judged(
     ],
 )
 def test_bad_input_gets_a_sentence(run_benchmark: RunBenchmark, arguments: tuple[object, ...], sentence: str) -> None:
-    """Refuse with exit code 2."""
+    """Refuse bad input in a sentence with exit code 2."""
     done = run_benchmark("host_call_cost", *map(str, arguments))
     assert (2, True) == (done.code, sentence in done.err), done.err
     assert 1 == len(done.err.splitlines())

@@ -1,4 +1,4 @@
-"""Tests of the matrix of pairs: its rounds, what is made of stamps, and matrices of scripted and of real ranks."""
+"""Tests of the matrix of pairs: rounds, evaluation of stamps, and matrices of scripted and real ranks."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ from commbench.engine.timing.loops import Repetitions
 
 @given(size=st.integers(0, 60))
 def test_every_pair_meets_once(size: int) -> None:
-    """Bring every two ranks together exactly once, in rounds in which nobody is in two pairs."""
+    """Pair every two ranks exactly once, with no rank in two pairs of a round."""
     rounds = rounds_of(size)
     met = [pair for pairs in rounds for pair in pairs]
     assert {(a, b) for a in range(size) for b in range(a)} == {(max(pair), min(pair)) for pair in met}
@@ -39,14 +39,14 @@ def test_every_pair_meets_once(size: int) -> None:
 
 @given(size=st.integers(2, 60))
 def test_rounds_are_the_fewest(size: int) -> None:
-    """Need one round fewer than there are ranks, one more where one must be idle; fill each as far as possible."""
+    """Use one round fewer than ranks, or one more if one rank must be idle."""
     rounds = rounds_of(size)
     assert size - 1 + size % 2 == len(rounds)
     assert {size // 2} == {len(pairs) for pairs in rounds}
 
 
 def test_a_thousand_ranks_take_999_rounds() -> None:
-    """Make the rounds of a large launch without delay."""
+    """Compute the 999 rounds of 1000 ranks."""
     assert 999 == len(rounds_of(1000))
 
 
@@ -54,7 +54,7 @@ def test_a_thousand_ranks_take_999_rounds() -> None:
 
 
 def share(start: list[int], end: list[int], late: list[bool] | None = None, wrong: int = 0) -> _Share:
-    """Return what one rank knows."""
+    """Return the stamps of one rank."""
     return _Share(
         start_ns=np.array(start), end_ns=np.array(end), late=np.array(late or [False] * len(start)), wrong=wrong
     )
@@ -71,7 +71,7 @@ RANKS = [
 
 
 def test_a_pair_lasts_as_long_as_its_slower_rank() -> None:
-    """Span both ranks where they share a start, else take the longer; leave out what either began late."""
+    """Span both ranks if they share a start, else use the slower; drop late repetitions."""
     spanning, apart = (_TurnTimes(TURN, spanning=flag) for flag in (True, False))
     assert [0.25, 0.25] == [times.add(RANKS) for times in (spanning, apart)]
     assert [(0, 2, 0.65, 2), (3, 1, 0.9, 1)] == [
@@ -82,7 +82,7 @@ def test_a_pair_lasts_as_long_as_its_slower_rank() -> None:
 
 
 def test_symmetric_operations_stand_in_both_orders() -> None:
-    """Report one measurement for both, but wrong data where it arrived; divide by the operations in a repetition."""
+    """Report one measurement in both orders, wrong data at the receiver, and times per operation."""
     times = _TurnTimes(TURN[:1], spanning=True)
     times.add(RANKS)
     pairs = times.pairs(2, one_way=False)
@@ -90,7 +90,7 @@ def test_symmetric_operations_stand_in_both_orders() -> None:
 
 
 def test_a_pair_that_was_always_late_is_left_out() -> None:
-    """State nothing about a pair without any repetition that counts."""
+    """Omit a pair without valid repetitions."""
     times = _TurnTimes(TURN, spanning=True)
     times.add([replace(each, late=np.array([rank == 1] * 2)) for rank, each in enumerate(RANKS)])
     assert [(0, 2)] == [(p.source, p.target) for p in times.pairs(1, one_way=True)]
@@ -111,7 +111,7 @@ def matrix(
 @pytest.mark.parametrize("operation", ["bandwidth", "bibandwidth", "latency", "sendrecv"])
 @pytest.mark.parametrize("ranks", [2, 3, 6])
 def test_every_ordered_pair_is_measured(operation: str, ranks: int) -> None:
-    """State all pairs in order, each with its own repetitions; the record's times are theirs."""
+    """Report all ordered pairs with their repetitions; the record's times are theirs."""
     record = matrix(operation, ranks=ranks)
     expected = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
     assert expected == [(pair.source, pair.target) for pair in record.pairs]
@@ -121,14 +121,14 @@ def test_every_ordered_pair_is_measured(operation: str, ranks: int) -> None:
 
 
 def test_pairs_with_a_slow_rank_are_slow() -> None:
-    """Find a rank that takes twice as long in its pairs, and in no others."""
+    """Measure only the pairs of a slow rank as slow."""
     record = matrix("latency", script=replace(EXACT, slow_rank=3, slow_rank_factor=2.0))
     slow = {(p.source, p.target) for p in record.pairs if p.time_us > 1.5 * min(record.times_us)}
     assert {(p.source, p.target) for p in record.pairs if 3 in {p.source, p.target}} == slow
 
 
 def test_pairs_are_stored_by_column() -> None:
-    """Write a list a field and read the same pairs; the row counts the repetitions of all of them."""
+    """Write one list per field and read the same pairs; the row counts all repetitions."""
     record = matrix(ranks=3)
     stored = json.loads(json.dumps(record.to_json()))
     assert [0, 0, 1, 1, 2, 2] == stored["pairs"]["source"]
@@ -139,7 +139,7 @@ def test_pairs_are_stored_by_column() -> None:
 
 
 def test_wrong_data_is_counted_by_pair() -> None:
-    """Count wrong elements at the receiver; the record has no times and names pairs."""
+    """Count wrong elements at the receiver; the record names the pairs and has no times."""
     record = matrix(ranks=4, script=replace(EXACT, wrong=lambda rank: 7 * (rank == 2)))
     assert ("wrong", 21, ()) == (record.status, record.wrong, tuple(record.times_us))
     assert {(0, 2): 7, (1, 2): 7, (3, 2): 7} == {(p.source, p.target): p.wrong for p in record.pairs if p.wrong}
@@ -147,7 +147,7 @@ def test_wrong_data_is_counted_by_pair() -> None:
 
 
 def test_launches_are_alike_and_take_turns_otherwise() -> None:
-    """Keep warm-ups and batch of the first launch; measure the same pairs in another order."""
+    """Reuse warm-ups and batch of launch 1, and measure the pairs in another order."""
     first, second = FakeRun(ranks=6, slice_s=0.05).launches([fake_case("latency", 8, pattern="matrix")], 2)
     assert (first.warmups, first.batch) == (second.warmups, second.batch)
     assert len(first.pairs) == len(second.pairs) == 30
@@ -162,13 +162,13 @@ def test_short_operations_are_timed_together(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_late_starts_are_dropped_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drop every third repetition of the pairs of one rank; other pairs keep theirs."""
+    """Drop late repetitions of one rank's pairs only."""
     original = FakeTimer.run
 
     def run(self: FakeTimer, calls: Any, repetitions: int, batch: int) -> Repetitions:
-        seen = original(self, calls, repetitions, batch)
+        stamps = original(self, calls, repetitions, batch)
         late = np.arange(repetitions) % 3 == 0 if self._communicator.rank == 1 else np.zeros(repetitions, dtype=bool)
-        return replace(seen, late=late)
+        return replace(stamps, late=late)
 
     monkeypatch.setattr(FakeTimer, "run", run)
     record = matrix(ranks=4, slice_s=5.0)  # enough for all repetitions on a busy machine
@@ -179,7 +179,7 @@ def test_late_starts_are_dropped_by_pair(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("operation", ["bandwidth", "latency"])
 def test_repetitions_and_late_starts_count_alike(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Warn about a matrix of which more than a fifth was late, also where one repetition stands for both directions."""
+    """Warn if more than a fifth of a matrix was late, also for symmetric operations."""
     original = FakeTimer.run
 
     def run(self: FakeTimer, calls: Any, repetitions: int, batch: int) -> Repetitions:
@@ -194,7 +194,7 @@ def test_repetitions_and_late_starts_count_alike(operation: str, monkeypatch: py
 
 
 def test_a_matrix_that_never_starts_on_time_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give up after a few chunks and say what to do."""
+    """Fail after a few chunks without a start on time, and say what to do."""
     original = FakeTimer.run
     monkeypatch.setattr(
         FakeTimer,
@@ -210,7 +210,7 @@ def test_a_matrix_that_never_starts_on_time_has_failed(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("alpha_us", "flagged"), [(40.0, True), (60.0, False)])
 def test_coarse_clocks_are_doubted(alpha_us: float, *, flagged: bool) -> None:
-    """Warn about an agreed start on clocks that agree within 10 us, if a round trip is shorter than ten times that."""
+    """Warn of an agreed start if a round trip is shorter than ten times the clock error."""
     run = FakeRun(ranks=3, script=replace(EXACT, regimes=(Regime(alpha_us=alpha_us),)), slice_s=0.05, clock=Coarse)
     (record,) = run.launch([fake_case("latency", 8, pattern="matrix", sync="round-time")])
     assert ("round-time", 1) == (record.sync, record.batch)
@@ -218,7 +218,7 @@ def test_coarse_clocks_are_doubted(alpha_us: float, *, flagged: bool) -> None:
 
 
 def test_stale_clocks_are_compared_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare clocks during a matrix, which lasts long, on every rank and in every turn that finds them stale."""
+    """Compare stale clocks on every rank in every turn of a matrix."""
     monkeypatch.setattr(Coarse, "compared", 0)
     matrix("latency", ranks=4, clock=Coarse)
     turns = 3
@@ -236,7 +236,7 @@ def test_collectives_have_no_pairs() -> None:
 
 @pytest.mark.parametrize(("turns", "share_of_slice"), [(2, 0.5), (40, 0.25), (100, 0.1), (1998, 0.1)])
 def test_turns_share_the_time(turns: int, share_of_slice: float) -> None:
-    """Give each turn a tenth of a slice at least and half a slice at most, ten slices to all of a medium matrix."""
+    """Give each turn between a tenth and half of a slice, and a medium matrix ten slices."""
     assert share_of_slice == turn_share(turns)
 
 
@@ -248,11 +248,11 @@ OPERATIONS = ("latency", "bandwidth", "bibandwidth", "sendrecv")
 
 @pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.slow)])
 def matrices(request: pytest.FixtureRequest, run_ranks: Any) -> Mapping[tuple[str, str], Record]:
-    """The records on so many ranks by backend and what was special, from one launch."""
-    found = run_ranks(request.param, "verify_patterns.py", ",".join(BACKENDS), "matrices")
+    """Return the records by backend and variant, from one launch."""
+    records = run_ranks(request.param, "verify_patterns.py", ",".join(BACKENDS), "matrices")
     return {
         (backend, name): Record.from_json(record)
-        for backend, of_backend in found["matrices"].items()
+        for backend, of_backend in records["matrices"].items()
         for name, record in of_backend.items()
     }
 
@@ -260,7 +260,7 @@ def matrices(request: pytest.FixtureRequest, run_ranks: Any) -> Mapping[tuple[st
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
 def test_real_pairs_are_measured_and_verified(matrices: Mapping[tuple[str, str], Record]) -> None:
-    """Measure all pairs without a wrong element, twice, in each loop, with and without an agreed start."""
+    """Measure all pairs without wrong elements, twice, in each loop, with and without an agreed start."""
     for (backend, name), record in matrices.items():
         if name == "all_reduce":
             assert "unsupported" == record.status
@@ -274,7 +274,7 @@ def test_real_pairs_are_measured_and_verified(matrices: Mapping[tuple[str, str],
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
 def test_a_corrupted_pair_is_found(matrices: Mapping[tuple[str, str], Record]) -> None:
-    """Find all elements wrong that rank 2 sends to rank 1, and none between any others."""
+    """Count all elements from rank 2 to rank 1 as wrong, and no others."""
     for backend in BACKENDS:
         for operation in OPERATIONS:
             record = matrices[backend, f"{operation} distorted"]
@@ -292,12 +292,12 @@ def test_a_corrupted_pair_is_found(matrices: Mapping[tuple[str, str], Record]) -
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_pairs_with_a_slow_host_stand_out(backend: str, tmp_path: Path) -> None:
-    """Give one host of four a quarter of the rate: its pairs take about four times as long, and only its."""
+    """Measure the pairs of a host at a quarter of the rate as four times as slow."""
     if backend not in BACKENDS:
         pytest.skip("needs torch")
-    what = ("--collective", "bandwidth", "--pattern", "matrix", "--sizes", "16K", "--backend", backend)
+    options = ("--collective", "bandwidth", "--pattern", "matrix", "--sizes", "16K", "--backend", backend)
     lab = ("--hosts", "4", "--rate", "400mbit", "--slow", "host2=100mbit")
-    (record,) = records_from_lab(tmp_path / "run", *what, lab=lab)
+    (record,) = records_from_lab(tmp_path / "run", *options, lab=lab)
     assert isinstance(record, Record)
     assert ("ok", 12) == (record.status, len(record.pairs))
     slow = [pair.time_us for pair in record.pairs if 2 in {pair.source, pair.target}]

@@ -1,4 +1,4 @@
-"""Tests of the engine on scripted backends: what is recorded, what is refused, and how sure the numbers are."""
+"""Tests of the engine on scripted backends: records, refusals and intervals."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ TRUE_US = Script().time_us(1024)
 
 
 def test_a_record_states_how_it_was_measured() -> None:
-    """Fill the record with ranks, synchronisation, loop, harness and times in microseconds."""
+    """Record ranks, synchronisation, loop, overhead and times in microseconds."""
     (record,) = FakeRun(ranks=3).launch([fake_case()], number=4)
     assert ("ok", 4, "0-2", 3) == (record.status, record.launch, record.group, record.group_size)
     assert ("round-time", "python", "script", "none") == (record.sync, record.loop, record.transport, record.device)
@@ -39,14 +39,14 @@ def test_a_record_states_how_it_was_measured() -> None:
 
 
 def test_medians_are_recovered_through_noise() -> None:
-    """Find the scripted median within 1 % through noise and a tail."""
+    """Recover the scripted median within 1 % despite noise and a tail."""
     run = FakeRun(script=replace(Script(launch_effect=0.0), skew_us=0.0), relative_half_width=0.005)
     for record in run.launch([fake_case(message_bytes=size) for size in (64, 1024, 65536)]):
         assert Script().time_us(record.case.message_bytes) == pytest.approx(median(record.times_us), rel=0.01)
 
 
 def test_the_slowest_rank_is_named() -> None:
-    """Take the slow rank's time for the repetition and count that rank as the slowest in all of them."""
+    """Use the slowest rank's time, and count how often each rank was slowest."""
     script = replace(EXACT, slow_rank=2, slow_rank_factor=1.2)
     (record,) = FakeRun(script=script, ranks=4).launch([fake_case()])
     assert [0, 0, len(record.times_us), 0] == list(record.rank_slowest)
@@ -56,7 +56,7 @@ def test_the_slowest_rank_is_named() -> None:
 
 
 def test_skew_needs_clocks_that_agree() -> None:
-    """Compare arrivals only where all ranks read one clock, or clocks that are known closely."""
+    """Report arrivals only if the ranks' clocks agree closely enough."""
     script = replace(EXACT, skew_us=1.0)
     (shared,) = FakeRun(script=script, ranks=3).launch([fake_case()])
     (apart,) = FakeRun(script=script, ranks=3, clock=Coarse).launch([fake_case()])
@@ -66,7 +66,7 @@ def test_skew_needs_clocks_that_agree() -> None:
 
 
 def test_wrong_data_is_no_measurement() -> None:
-    """Record the number of wrong elements over all ranks and no times."""
+    """Record the number of wrong elements over all ranks, and no times."""
     script = replace(EXACT, wrong=lambda rank: rank)
     (record,) = FakeRun(script=script, ranks=4).launch([fake_case()])
     assert ("wrong", 6, ()) == (record.status, record.wrong, tuple(record.times_us))
@@ -74,7 +74,7 @@ def test_wrong_data_is_no_measurement() -> None:
 
 
 def test_what_a_backend_cannot_do_is_a_row() -> None:
-    """Record the reason and go on with the next case."""
+    """Record the reason and continue with the next case."""
     script = replace(EXACT, unsupported=("all_gather",))
     refused, measured = FakeRun(script=script).launch([fake_case("all_gather"), fake_case()])
     assert ("unsupported", "fake has no all_gather", "missing", ()) == (
@@ -87,7 +87,7 @@ def test_what_a_backend_cannot_do_is_a_row() -> None:
 
 
 def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refuse on all ranks what only the root's library refuses, and stay in step for the next case."""
+    """Refuse on all ranks what only the root's library refuses, and stay in step."""
 
     def reduce(self: FakeCommunicator, send: FakeBuffer, receive: FakeBuffer | None, *_: Any) -> Call:
         if self.rank == 1:
@@ -111,7 +111,7 @@ def test_one_rank_that_cannot_stops_the_case_on_all(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], reason: str) -> None:
-    """Refuse a loop or an answer that does not exist here."""
+    """Refuse an unavailable loop or synchronisation in a row."""
     (record,) = FakeRun().launch([fake_case(**changes)])
     assert "unsupported" == record.status
     assert reason in record.reason
@@ -130,7 +130,7 @@ def test_conditions_that_cannot_be_met_are_rows(changes: dict[str, str], reason:
 def test_clocks_that_agree_within_a_bound_suit_long_operations(
     alpha_us: float, sync: str, expected: str, flagged: bool
 ) -> None:
-    """Start at an agreed instant if the bound is a tenth of the time, else warn; give arrivals only then."""
+    """Warn of an agreed start if the clock error exceeds a tenth of the time."""
     script = replace(EXACT, regimes=(Regime(alpha_us=alpha_us),))
     (record,) = FakeRun(script=script, clock=Coarse).launch([fake_case(sync=sync)])
     assert (expected, flagged) == (record.sync, "clock" in record.flags)
@@ -139,7 +139,7 @@ def test_clocks_that_agree_within_a_bound_suit_long_operations(
 
 @pytest.mark.parametrize(("alpha_us", "expected"), [(80.0, "dissemination"), (150.0, "round-time")])
 def test_overlap_starts_ranks_as_its_row(alpha_us: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the overlap by the method that suits the operation, once that is known."""
+    """Measure the overlap with the start method of the operation."""
     methods = []
 
     def note(_: object, timer: Timer, *__: object) -> None:
@@ -152,7 +152,7 @@ def test_overlap_starts_ranks_as_its_row(alpha_us: float, expected: str, monkeyp
 
 
 def test_later_launches_start_ranks_as_the_first_did() -> None:
-    """Keep the method although the operation has become shorter: launches must be alike."""
+    """Keep the start method of launch 1, even if the operation became shorter."""
     long, short = (replace(EXACT, regimes=(Regime(alpha_us=us),)) for us in (150.0, 80.0))
     (first,) = FakeRun(script=long, clock=Coarse).launch([fake_case()])
     (later,) = FakeRun(script=short, clock=Coarse).launch([fake_case()], 1, [settings_after(first, BUDGETS["quick"])])
@@ -160,7 +160,7 @@ def test_later_launches_start_ranks_as_the_first_did() -> None:
 
 
 def test_stale_clocks_are_compared_before_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare them on every rank before each case that finds them stale."""
+    """Compare stale clocks on every rank before a case."""
     monkeypatch.setattr(Coarse, "compared", 0)
     FakeRun(clock=Coarse, ranks=2).launch([fake_case(), fake_case(message_bytes=2048)])
     assert Coarse.compared >= 2 * 2
@@ -173,7 +173,7 @@ def test_stale_clocks_are_compared_before_a_case(monkeypatch: pytest.MonkeyPatch
 def test_more_elements_than_a_call_can_count_are_refused(
     operation: str, message_bytes: int, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refuse a call of eleven elements where ten are the most, and count a rank's block where that is what is given."""
+    """Refuse more elements than a call can count, per message or per block."""
     monkeypatch.setattr(FakeCommunicator, "most_elements", 10)
     (record,) = FakeRun(ranks=2).launch([fake_case(operation, message_bytes)])
     assert status == record.status
@@ -187,7 +187,7 @@ def test_a_lone_rank_has_no_partner() -> None:
 
 
 def test_warm_up_is_found_first_and_frozen_later() -> None:
-    """Find a slow beginning in launch 0; later launches discard as many, whatever they see."""
+    """Detect a slow start in launch 0, and discard as many repetitions in later launches."""
     records = FakeRun(script=replace(EXACT, warmup=30)).launches([fake_case()], 3)
     assert records[0].warmups >= 30
     assert {records[0].warmups} == {record.warmups for record in records}
@@ -195,7 +195,7 @@ def test_warm_up_is_found_first_and_frozen_later() -> None:
 
 
 def test_a_steady_beginning_is_not_discarded_for_long() -> None:
-    """Warm up for little more than two windows where there is nothing to wait for."""
+    """Warm up for little more than two windows if times are steady."""
     (record,) = FakeRun().launch([fake_case()])
     assert 41 <= record.warmups <= 45
 
@@ -213,21 +213,21 @@ def test_short_operations_are_timed_together(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def make_late(monkeypatch: pytest.MonkeyPatch, which: Callable[[int, int], Any]) -> list[int]:
-    """Let ``which(rank, n)`` say which of n repetitions start late; return the slack that each chunk was given."""
+    """Make repetitions of the fake backend late by ``which(rank, n)``; return the slack of each chunk."""
     original, slack = FakeTimer.run, []
 
     def run(self: FakeTimer, calls: Sequence[Any], repetitions: int, batch: int) -> Repetitions:
-        seen = original(self, calls, repetitions, batch)
+        stamps = original(self, calls, repetitions, batch)
         slack.append(self.sync.plan.slack_ns)
         late = np.resize(np.asarray(which(self._communicator.rank, repetitions), dtype=np.bool_), repetitions)
-        return replace(seen, late=late)
+        return replace(stamps, late=late)
 
     monkeypatch.setattr(FakeTimer, "run", run)
     return slack
 
 
 def test_late_starts_are_dropped_counted_and_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drop a repetition that any rank started late; widen the slack; flag the row above a fifth."""
+    """Drop a repetition late on any rank, widen the slack, and flag more than a fifth."""
     slack = make_late(monkeypatch, lambda rank, n: np.arange(n) % 3 == 0 if rank == 1 else np.zeros(n))
     noisy = replace(EXACT, noise=0.5)
     (record,) = FakeRun(script=noisy, relative_half_width=0.01).launch([fake_case()])
@@ -238,7 +238,7 @@ def test_late_starts_are_dropped_counted_and_flagged(monkeypatch: pytest.MonkeyP
 
 
 def test_a_case_that_never_starts_on_time_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say so, with a remedy, rather than report times of nothing."""
+    """Fail a case without any start on time, and say what to do."""
     make_late(monkeypatch, lambda _, n: np.ones(n))
     (record,) = FakeRun(slice_s=0.01).launch([fake_case()])
     assert ("failed", ()) == (record.status, tuple(record.times_us))
@@ -250,7 +250,7 @@ def test_a_case_that_never_starts_on_time_has_failed(monkeypatch: pytest.MonkeyP
 
 
 def test_repetitions_stop_when_sure_or_at_the_most() -> None:
-    """Stop at the first 30 where times agree, and never exceed the maximum where they do not."""
+    """Stop at the first 30 equal times, and at the maximum for noisy ones."""
     (sure,) = FakeRun().launch([fake_case()])
     unsure = FakeRun(script=replace(EXACT, noise=0.5), relative_half_width=1e-6, ranks=1).launch([fake_case()])[0]
     assert 30 == len(sure.times_us)
@@ -258,7 +258,7 @@ def test_repetitions_stop_when_sure_or_at_the_most() -> None:
 
 
 def test_out_of_time_there_is_still_an_interval() -> None:
-    """Keep the six repetitions that a 95 % interval needs, however short the slice."""
+    """Take the six repetitions that a 95 % interval needs in any slice."""
     (record,) = FakeRun(slice_s=1e-6).launch([fake_case()])
     assert len(record.times_us) >= 6
 
@@ -277,7 +277,7 @@ def summarise(records: Sequence[Record]) -> list[Any]:
 
 @pytest.mark.parametrize("launches", [6, pytest.param(10, marks=pytest.mark.slow)])
 def test_intervals_cover_the_truth(launches: int) -> None:
-    """Let 92 to 98.5 % of the 95 % intervals of 600 runs hold the scripted time."""
+    """Cover the scripted time with 92 to 98.5 % of the 95 % intervals of 600 runs."""
     records = FakeRun(script=Script(seed=launches), ranks=1).launches(MANY, launches)
     rows = summarise(records)
     truth = [Script().time_us(case.message_bytes) for case in MANY]
@@ -287,13 +287,13 @@ def test_intervals_cover_the_truth(launches: int) -> None:
 
 
 def as_run(records: Sequence[Record], name: str) -> Run:
-    """Return a run in memory."""
+    """Return a run held in memory."""
     return Run(path=Path(name), info=make_info(run_id=name, world_size=1), records=tuple(records))
 
 
 @pytest.mark.parametrize("launches", [6, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_a_comparisons_raise_few_alarms(launches: int) -> None:
-    """Call at most 5 % of cases faster or slower where nothing differs, over families of 30 cases."""
+    """Judge at most 5 % of equal cases faster or slower, in families of 30 cases."""
     count = 30 * repetitions(10)
     a, b = (FakeRun(script=Script(seed=seed), ranks=1).launches(MANY[:count], launches) for seed in (11, 12))
     alarms = 0
@@ -306,7 +306,7 @@ def test_a_a_comparisons_raise_few_alarms(launches: int) -> None:
 
 
 def test_a_real_slowdown_is_found() -> None:
-    """Call most of 20 cases slower that take 20 % longer, and none faster."""
+    """Judge most of 20 cases that take 20 % longer slower, and none faster."""
     cases = MANY[:20]
     a = FakeRun(script=Script(seed=21), ranks=1).launches(cases, 10)
     slower = replace(Script(seed=22), regimes=(replace(Script().regimes[0], alpha_us=6.0),))
@@ -317,7 +317,7 @@ def test_a_real_slowdown_is_found() -> None:
 
 
 def test_launches_in_two_modes_are_flagged() -> None:
-    """Flag rows whose launches settle 50 % apart, and leave alone those that scatter by 1 %."""
+    """Flag rows whose launches have modes 50 % apart, but not those with 1 % noise."""
     bimodal = Script(launch_effect=0.01, slow_launches=0.5, seed=5)
     cases = MANY[:20]
     split = summarise(FakeRun(script=bimodal, ranks=1).launches(cases, 20))

@@ -1,4 +1,4 @@
-"""Tests of the timed loop in machine code, around C functions that are callbacks of this process."""
+"""Tests of the native timed loop, around C functions that are callbacks of this process."""
 
 import ctypes
 import time
@@ -21,7 +21,7 @@ ARITIES = (1, 3, 5, 6, 7, 8, 12)
 
 
 class Recorded:
-    """A C function of so many 64-bit integers that notes its arguments and returns ``code``."""
+    """A C function of 64-bit integers that records its arguments and returns ``code``."""
 
     def __init__(self, arity: int, code: int = 0, act: Callable[..., None] = lambda *_: None) -> None:
         self.calls: list[tuple[int, ...]] = []
@@ -45,7 +45,7 @@ def make_timer(
     slack_ns: int = 1_000_000_000,
     clock: GlobalClock | None = None,
 ) -> tuple[NativeTimer, Progress]:
-    """Return a timer whose control plane is what is given, and its progress."""
+    """Return a timer with the given control plane, and its progress."""
     progress = Progress()
     plan = SyncPlan(method=method, slack_ns=slack_ns, clock=clock or GlobalClock())
     sync = Synchroniser(None, plan)  # type: ignore[arg-type] # the native loop meets by the calls it is given
@@ -56,30 +56,30 @@ def make_timer(
 
 
 def call(*functions: Recorded, arguments: tuple[int, ...] = (1,)) -> Call:
-    """Return a call of functions one after the other."""
+    """Return a call of several functions in sequence."""
     return Call(run=lambda: None, rows=[(function.address, *arguments) for function in functions])
 
 
 @pytest.mark.parametrize("arity", ARITIES)
 def test_arguments_arrive_in_order(arity: int) -> None:
-    """Hand every argument over as it is, negative and 64 bits wide too."""
+    """Pass every argument unchanged, including negative and 64-bit ones."""
     function, arguments = Recorded(arity), tuple((-1) ** i * ((i + 1) << 33) for i in range(arity))
     make_timer()[0].run([call(function, arguments=arguments)], 1, 1)
     assert [arguments] == function.calls
 
 
 def test_every_call_is_made_batch_times_a_repetition() -> None:
-    """Make 5 repetitions of 3 calls each and count 5 entered and 5 left."""
+    """Make 3 calls in each of 5 repetitions, and count 5 entered and 5 left."""
     function = Recorded(1)
     timer, progress = make_timer()
-    seen = timer.run([call(function)], 5, 3)
+    stamps = timer.run([call(function)], 5, 3)
     assert 15 == len(function.calls)
     assert [5, 5] == progress.counters.tolist()
-    assert (5, 5, 5) == (seen.start_ns.size, seen.end_ns.size, seen.late.size)
+    assert (5, 5, 5) == (stamps.start_ns.size, stamps.end_ns.size, stamps.late.size)
 
 
 def test_rows_run_in_order() -> None:
-    """Make the calls of one operation one after the other, batch after batch."""
+    """Make the calls of an operation in order, batch after batch."""
     order: list[str] = []
     first = Recorded(1, act=lambda _: order.append("first"))
     second = Recorded(1, act=lambda _: order.append("second"))
@@ -88,30 +88,30 @@ def test_rows_run_in_order() -> None:
 
 
 def test_stamps_enclose_the_calls() -> None:
-    """Read the clock before the first and after the last call of a repetition, one repetition after the other."""
+    """Read the clock before the first and after the last call of each repetition."""
     entered: list[int] = []
     function = Recorded(1, act=lambda _: entered.append(time.monotonic_ns()))
-    seen = make_timer()[0].run([call(function)], 4, 1)
-    assert all(s <= e <= n for s, e, n in zip(seen.start_ns, entered, seen.end_ns, strict=True))
-    assert bool((seen.start_ns[1:] >= seen.end_ns[:-1]).all())
+    stamps = make_timer()[0].run([call(function)], 4, 1)
+    assert all(s <= e <= n for s, e, n in zip(stamps.start_ns, entered, stamps.end_ns, strict=True))
+    assert bool((stamps.start_ns[1:] >= stamps.end_ns[:-1]).all())
 
 
 def test_an_error_code_is_reported() -> None:
-    """Raise with the number of errors once the loop is through."""
+    """Raise with the number of errors after the loop."""
     function = Recorded(1, code=3)
     with pytest.raises(CommbenchError, match="reported 6 errors"):
         make_timer()[0].run([call(function)], 2, 3)
 
 
 def test_a_call_without_native_form_is_refused() -> None:
-    """Refuse what has no C functions rather than time nothing."""
+    """Refuse a call without C functions."""
     with pytest.raises(UnsupportedError, match="--loop python"):
         make_timer()[0].run([Call(run=lambda: None)], 1, 1)
 
 
 @pytest.mark.parametrize("method", ["barrier", "dissemination"])
 def test_ranks_meet_before_every_repetition(method: str) -> None:
-    """Make the calls of the meeting once a repetition and never within a batch."""
+    """Synchronise before each repetition and never within a batch."""
     order: list[str] = []
     meet = Recorded(1, act=lambda _: order.append("meet"))
     work = Recorded(1, act=lambda _: order.append("work"))
@@ -122,28 +122,28 @@ def test_ranks_meet_before_every_repetition(method: str) -> None:
 
 @pytest.mark.parametrize(("ahead_ns", "late"), [(-1, True), (2_000_000, False)])
 def test_round_time_notes_late_starts(ahead_ns: int, late: bool) -> None:
-    """Start at the instant that rank 0 told; flag a repetition whose instant had passed."""
+    """Start at rank 0's instant, and mark a repetition as late if it had passed."""
     instant = np.zeros(1, dtype=np.int64)
-    told: list[int] = []
+    instants: list[int] = []
 
     def tell(_: int) -> None:
         instant[0] = time.monotonic_ns() + ahead_ns
-        told.append(int(instant[0]))
+        instants.append(int(instant[0]))
 
     meet, teller = Recorded(1), Recorded(1, act=tell)
     timer, _ = make_timer("round-time", [(meet.address, 1)], [(teller.address, 1)], instant)
-    seen = timer.run([], 3, 1)
-    assert 3 * [late] == seen.late.tolist()
-    assert late or bool((seen.start_ns >= np.array(told)).all())
+    stamps = timer.run([], 3, 1)
+    assert 3 * [late] == stamps.late.tolist()
+    assert late or bool((stamps.start_ns >= np.array(instants)).all())
 
 
 class Ahead(GlobalClock):
-    """This rank's clock is an hour ahead of rank 0's and gains 100 ppm on it since ``origin_ns``."""
+    """A clock one hour ahead of rank 0's that drifts by 100 ppm from ``origin_ns``."""
 
     origin_ns = time.monotonic_ns() - 10**12
 
     def to_global(self, stamps: Any) -> Any:
-        """Turn the line round."""
+        """Apply the inverse line."""
         return self.local_line.invert().read(stamps)
 
     @property
@@ -153,21 +153,21 @@ class Ahead(GlobalClock):
 
 
 def test_round_time_goes_by_rank_0_s_clock() -> None:
-    """Start when this rank's clock shows what the instant is on it, and give stamps of rank 0's clock."""
+    """Start at rank 0's instant on the local clock, and return stamps of rank 0's clock."""
     clock, instant = Ahead(), np.zeros(1, dtype=np.int64)
-    told: list[int] = []
+    instants: list[int] = []
 
     def tell(_: int) -> None:
         instant[0] = clock.to_global(np.array([time.monotonic_ns() + 2_000_000]))[0]
-        told.append(int(instant[0]))
+        instants.append(int(instant[0]))
 
     teller = Recorded(1, act=tell)
     timer, _ = make_timer("round-time", [], [(teller.address, 1)], instant, clock=clock)
     before = time.monotonic_ns()
-    seen = timer.run([], 3, 1)
+    stamps = timer.run([], 3, 1)
     assert time.monotonic_ns() - before >= 3 * 1_900_000
-    assert not seen.late.any()
-    waited = seen.start_ns - np.array(told)
+    assert not stamps.late.any()
+    waited = stamps.start_ns - np.array(instants)
     assert bool((waited >= -2).all())
     assert bool((waited < 10**9).all())
 
@@ -178,20 +178,20 @@ def test_a_table_holds_addresses_of_64_bits() -> None:
 
 
 def test_a_reading_of_the_clock_costs_something() -> None:
-    """Find a positive cost of one reading."""
+    """Measure a positive cost of a clock reading."""
     assert make_timer()[0].reading_ns() > 0
 
 
 @pytest.mark.mpi
 def test_mpi_calls_on_one_rank(run_ranks: Any) -> None:
-    """Count repetitions with every way to meet, and report the library's error for a negative count."""
-    found = run_ranks(1, "native_self.py")
-    assert [{"counted": [5, 5], "ordered": True}] * len(METHODS) == [found[method] for method in METHODS]
-    assert "reported 6 errors" in found["error"]
+    """Count repetitions with every start method, and report MPI's error for a negative count."""
+    results = run_ranks(1, "native_self.py")
+    assert [{"counted": [5, 5], "ordered": True}] * len(METHODS) == [results[method] for method in METHODS]
+    assert "reported 6 errors" in results["error"]
 
 
 def test_sets_of_calls_take_turns() -> None:
-    """Use one set after the other, also within a batch, and go on from where the last run ended."""
+    """Use the sets in turn, also within a batch, and continue in the next run."""
     function = Recorded(1)
     turns = Turns([[call(function, arguments=(number,))] * 2 for number in range(4)])
     timer, progress = make_timer()

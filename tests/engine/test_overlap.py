@@ -38,14 +38,14 @@ def test_overlap_follows_the_definition_of_osu(overall: float, percent: float) -
 
 
 def test_a_record_keeps_its_overlap_on_the_way_through_json() -> None:
-    """Write a record with an overlap and read the same back."""
+    """Read back a record with an overlap from JSON."""
     (case,) = Sweep(operations=("iall_reduce",), sizes="8", backends=("fake",)).cases(2)
     record = Record(case=case, launch=0, overlap=Overlap(pure_us=1.0, compute_us=2.0, overall_us=2.5))
     assert record == Record.from_json(record.to_json())
 
 
 def test_scripted_communication_that_nothing_hides_overlaps_by_nothing() -> None:
-    """Find no overlap where the fake takes its whole time however much is computed in between."""
+    """Measure no overlap if the fake backend never overlaps."""
     (case,) = Sweep(operations=("iall_reduce",), sizes="4K", backends=("fake",)).cases(2)
 
     def work(control: ThreadControl) -> Record | None:
@@ -59,7 +59,7 @@ def test_scripted_communication_that_nothing_hides_overlaps_by_nothing() -> None
 
 
 def test_computing_lasts_as_long_as_asked() -> None:
-    """Compute for at least the time asked for."""
+    """Compute for at least the requested time."""
     import time
 
     begun = time.perf_counter_ns()
@@ -68,14 +68,14 @@ def test_computing_lasts_as_long_as_asked() -> None:
 
 
 class LateTimer:
-    """Whose first ``late`` runs come too late for every agreed instant; then each call takes 50 us."""
+    """A timer whose first ``late`` runs are all late; then each call takes 50 us."""
 
     def __init__(self, late: int) -> None:
         self.late = late
         self.sync: Any = SimpleNamespace(handle_late_starts=lambda: None)
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
-        """As a loop."""
+        """Run as a timed loop."""
         assert batch == 1
         self.late -= 1
         starts = np.arange(repetitions, dtype=np.int64) * 1_000_000
@@ -86,22 +86,22 @@ class LateTimer:
 
 @pytest.mark.parametrize(("late", "expected"), [(0, (100.0, 50.0, 150.0)), (3, (100.0, 50.0, 150.0)), (99, None)])
 def test_late_starts_are_tried_again(late: int, expected: tuple[float, ...] | None) -> None:
-    """Look further ahead where no rank started on time, and state nothing rather than zero where that never helps."""
+    """Widen the slack if no rank started on time; report no overlap if that never helps."""
     calls = [Call(run=lambda: None)] * 2
 
     def work(control: ThreadControl) -> Overlap | None:
         timer: Any = LateTimer(late)
         return measure_overlap(calls, timer, control, (0, 1), slice_s=0.1)
 
-    found, other = run_threads(2, work)
-    assert other is None
-    assert expected == (found and (found.pure_us, found.compute_us, found.overall_us))
+    overlap, overlap_of_rank_1 = run_threads(2, work)
+    assert overlap_of_rank_1 is None
+    assert expected == (overlap and (overlap.pure_us, overlap.compute_us, overlap.overall_us))
 
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
 def test_both_backends_report_an_overlap(tmp_path: Path) -> None:
-    """Measure both non-blocking collectives on real ranks and find a line for each in overlap.csv."""
+    """Write a line to overlap.csv for both non-blocking collectives on real ranks."""
     pytest.importorskip("mpi4py", reason="needs mpi4py")
     pytest.importorskip("torch", reason="needs torch")
     command = [sys.executable, "-m", "commbench", "run", "-c", "iall_reduce,iall_gather", "--sizes", "64K"]

@@ -1,4 +1,4 @@
-"""Tests of how every rank's stamps become times, means and skew."""
+"""Tests of how all ranks' stamps become times, means and skew."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,24 +25,24 @@ TWO = [stamps([0, 10_000, 20_000], [1000, 12_000, 24_000]), stamps([100, 10_200,
 
 
 def collected(ranks: list[Repetitions], **changes: Any) -> Samples:
-    """Return samples of all ranks."""
+    """Return the samples of all ranks."""
     samples = Samples(range(len(ranks)), **{"spanning": True, **changes})
     samples.add(ranks)
     return samples
 
 
 def test_spanning_times_last_from_the_first_start_to_the_last_end() -> None:
-    """Span all ranks where they share a clock and an agreed start."""
+    """Span all ranks if they share a clock and an agreed start."""
     assert [2.0, 2.0, 4.0] == collected(TWO).slowest_us(1)
 
 
 def test_other_times_are_the_slowest_rank_s_own() -> None:
-    """Take the longest of the ranks' own times where clocks cannot be compared."""
+    """Use the longest of the ranks' own times if clocks cannot be compared."""
     assert [1.9, 2.0, 4.0] == collected(TWO, spanning=False).slowest_us(1)
 
 
 def test_times_are_of_one_operation() -> None:
-    """Divide by the operations in a repetition."""
+    """Divide by the operations per repetition."""
     assert [0.5, 0.5, 1.0] == collected(TWO).slowest_us(4)
 
 
@@ -57,12 +57,12 @@ def test_the_summary_has_means_medians_arrivals_and_the_slowest() -> None:
 
 
 def test_an_inaccurate_clock_gives_no_skew() -> None:
-    """Leave arrivals out if clocks agree too poorly."""
+    """Omit arrivals if clocks agree too poorly."""
     assert set() == {"skew_us", "rank_arrival_us"} & collected(TWO, clock_error_ns=1000.0).summary(1).keys()
 
 
 def test_stamps_of_clocks_of_their_own_have_no_skew() -> None:
-    """Leave arrivals out, those of a group too, where each rank's stamps are of another device."""
+    """Omit arrivals if each rank's stamps are from its own device."""
     samples = collected([replace(each, comparable=False) for each in TWO], spanning=False)
     for part in (samples, samples.within([0, 1])):
         assert set() == {"skew_us", "rank_arrival_us"} & part.summary(1).keys()
@@ -70,7 +70,7 @@ def test_stamps_of_clocks_of_their_own_have_no_skew() -> None:
 
 
 def test_a_repetition_that_any_rank_started_late_is_dropped() -> None:
-    """Drop it on all ranks, count it, and tell the chunk's share."""
+    """Drop a repetition late on any rank, count it, and return the chunk's share."""
     samples = Samples([0, 1], spanning=True)
     share = samples.add([TWO[0], stamps([100, 10_200, 20_300], [2000, 11_000, 23_000], [False, True, False])])
     assert (pytest.approx(1 / 3), 1, 2) == (share, samples.late, samples.valid)
@@ -85,7 +85,7 @@ def test_chunks_add_up() -> None:
 
 
 def test_only_participants_count() -> None:
-    """Look at the two ends of a pair and nobody between, whose lateness still drops a repetition."""
+    """Use only the two ends of a pair, but drop repetitions late on any rank."""
     idle = stamps([0] * 3, [10**9] * 3, [True, False, False])
     samples = Samples([0, 2], spanning=True)
     samples.add([TWO[0], idle, TWO[1]])

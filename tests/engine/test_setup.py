@@ -1,4 +1,4 @@
-"""Tests of how many sets of buffers take turns."""
+"""Tests of the number of rotated buffer sets."""
 
 import pytest
 
@@ -21,11 +21,11 @@ MIB = 2**20
     ],
 )
 def test_sets_exceed_the_cache(message_bytes: int, cache_bytes: int, expected: int) -> None:
-    """Take as many sets as make twice the cache, a power of two, within bounds."""
+    """Use the power of two of sets that exceeds twice the cache, within bounds."""
     assert expected == sets_needed(message_bytes, cache_bytes)
 
 
 def test_an_unknown_cache_cannot_be_exceeded() -> None:
-    """Refuse to guess."""
+    """Refuse to rotate buffers if the cache size is unknown."""
     with pytest.raises(UnsupportedError, match="the size of the last-level cache is not known on every rank"):
         sets_needed(8, 0)

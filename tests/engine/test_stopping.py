@@ -1,4 +1,4 @@
-"""Tests of how long a case is warmed up and repeated: one rank decides, all obey."""
+"""Tests of the length of warm-up and repetition: rank 0 decides for all ranks."""
 
 import math
 import time
@@ -23,7 +23,7 @@ RULE = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
 
 @dataclass
 class ScriptedTimer:
-    """A timed loop whose n-th operation takes what ``time_ns`` says, on rank ``rank``."""
+    """A timed loop whose n-th operation takes ``time_ns`` on rank ``rank``."""
 
     control: ThreadControl
     time_ns: Callable[[int], float]
@@ -39,14 +39,14 @@ class ScriptedTimer:
         self._done = 0
 
     def prepare(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def reading_ns(self) -> float:
-        """A clock that costs nothing."""
+        """Return 0, as reading this clock costs nothing."""
         return 0.0
 
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:  # noqa: ARG002 - scripted
-        """Give the next times of the script."""
+        """Return the next times of the script."""
         self.asked.append((repetitions, batch))
         which = range(self._done, self._done + repetitions)
         self._done += repetitions
@@ -65,7 +65,7 @@ def sample(
     apart_ns: int = 10**9,
     **changes: Any,
 ) -> tuple[FixedSettings, Samples, list[list[tuple[int, int]]], int]:
-    """Sample ``time_ns(rank, n)``; what was settled, rank 0's samples, all ranks' chunks, the last slack."""
+    """Sample ``time_ns(rank, n)``; return the settings, rank 0's samples, all ranks' chunks and the last slack."""
 
     def work(control: ThreadControl) -> tuple[FixedSettings, Samples | None, list[tuple[int, int]], int]:
         timer = ScriptedTimer(
@@ -85,78 +85,78 @@ def sample(
     assert 1 == sum(samples is not None for _, samples, *_ in results)
     samples = results[0][1]
     assert samples is not None
-    return results[0][0], samples, [asked for _, _, asked, _ in results], results[0][3]
+    return results[0][0], samples, [chunks for _, _, chunks, _ in results], results[0][3]
 
 
 def test_all_ranks_do_the_same() -> None:
-    """Ask every rank for the same chunks although each sees times of its own."""
-    _, samples, asked, _ = sample(lambda rank, i: 10_000 * (rank + 1) + 3000 * (i * (rank + 2) % 7), ranks=3)
-    assert asked[0] == asked[1] == asked[2]
+    """Request the same chunks on every rank although their times differ."""
+    _, samples, chunks, _ = sample(lambda rank, i: 10_000 * (rank + 1) + 3000 * (i * (rank + 2) % 7), ranks=3)
+    assert chunks[0] == chunks[1] == chunks[2]
     assert samples.valid >= 30
 
 
 def test_steady_times_need_two_windows_and_thirty_repetitions() -> None:
-    """Discard the first, the guess and two windows; then stop at the first checkpoint."""
+    """Discard the first, the guess and two windows, then stop at the first checkpoint."""
     settled, samples, _, _ = sample(lambda _r, _i: 10_000)
     assert (1 + 3 + 40, 1, 30) == (settled.warmups, settled.batch, samples.valid)
 
 
 @pytest.mark.parametrize("decay", [20, 50])
 def test_a_slow_beginning_is_discarded(decay: int) -> None:
-    """Warm up until times have come down to within ten percent of what they settle at."""
+    """Warm up until times are within 10 % of their final level."""
     settled, samples, _, _ = sample(lambda _r, i: 10_000 * (1 + 4 * math.exp(-i / decay)))
     assert settled.warmups > 2 * decay
     assert max(samples.slowest_us(1)) < 11
 
 
 def test_warm_up_ends_where_times_never_settle() -> None:
-    """Give up at the cap."""
+    """Stop warming up at the maximum."""
     settled, *_ = sample(lambda _r, i: 10_000 * 1.05**i if i < 400 else 10_000)
     assert WARMUP_CAP <= settled.warmups <= WARMUP_CAP + 41
 
 
 def test_a_long_operation_is_tried_a_few_times_only() -> None:
-    """Warm up by one guess and begin with six repetitions where a single operation exceeds the share of time."""
-    settled, _, asked, _ = sample(lambda _r, _i: 2e9, slice_s=1.0)
+    """Warm up once and start with six repetitions if one operation exceeds the time share."""
+    settled, _, chunks, _ = sample(lambda _r, _i: 2e9, slice_s=1.0)
     assert 2 == settled.warmups
-    assert [(1, 1), (1, 1), (1, 1), (6, 1)] == asked[0][:4]
+    assert [(1, 1), (1, 1), (1, 1), (6, 1)] == chunks[0][:4]
 
 
 def test_what_is_frozen_is_obeyed() -> None:
-    """Warm up as often and batch as much as the first launch did, whatever is seen."""
+    """Reuse warm-ups and batch of launch 1, whatever the times."""
     fixed = FixedSettings(warmups=7, batch=8)
-    settled, _, asked, _ = sample(lambda _r, i: 10_000 * (1 + i), fixed=fixed)
+    settled, _, chunks, _ = sample(lambda _r, i: 10_000 * (1 + i), fixed=fixed)
     assert replace(fixed, visits=1) == settled
-    assert 7 == sum(repetitions for repetitions, batch in asked[0] if batch == 1)
-    assert {1, 8} == {batch for _, batch in asked[0]}
+    assert 7 == sum(repetitions for repetitions, batch in chunks[0] if batch == 1)
+    assert {1, 8} == {batch for _, batch in chunks[0]}
 
 
 @pytest.mark.parametrize(
     ("time_ns", "batch"), [(1000.0, 1), (999.0, 2), (500.0, 2), (100.0, 16), (1.0, 1024), (0.0, MAXIMUM_BATCH)]
 )
 def test_a_batch_lasts_twenty_readings(time_ns: float, batch: int) -> None:
-    """Time the least power of two together that lasts 20 readings of 50 ns, up to the limit."""
+    """Batch by the least power of two that lasts 20 readings of 50 ns, up to the limit."""
     settled, *_ = sample(lambda _r, _i: time_ns, reading_ns=50.0)
     assert batch == settled.batch
 
 
 def test_repeating_goes_on_until_sure() -> None:
-    """Repeat half as often again until the interval is narrow enough."""
+    """Add half as many repetitions until the interval is narrow enough."""
     noise = np.random.default_rng(3).lognormal(0, 0.5, 10_000)
     rule = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
-    _, samples, asked, _ = sample(lambda _r, i: 10_000 * noise[i], fixed=FixedSettings(warmups=1, batch=1), rule=rule)
+    _, samples, chunks, _ = sample(lambda _r, i: 10_000 * noise[i], fixed=FixedSettings(warmups=1, batch=1), rule=rule)
     assert rule.satisfied([time / 1e6 for time in samples.slowest_us(1)])
-    assert [(1, 1), (1, 1), (30, 1), (15, 1), (23, 1)] == asked[0][:5]
+    assert [(1, 1), (1, 1), (30, 1), (15, 1), (23, 1)] == chunks[0][:5]
 
 
 def test_repetitions_within_a_moment_are_not_enough() -> None:
-    """Go on until repetitions span 5 ms, however well those of the first moment agree."""
+    """Continue until repetitions span 5 ms."""
     _, samples, *_ = sample(lambda _r, _i: 10_000, apart_ns=100_000, fixed=FixedSettings(warmups=1, batch=1))
     assert 51 <= samples.valid <= 77
 
 
 def test_repeating_ends_at_the_maximum() -> None:
-    """Stop at the most repetitions that the rule allows."""
+    """Stop at the maximum number of repetitions."""
     rule = StoppingRule(relative_half_width=1e-9, ticks_s=0.0, maximum=100)
     _, samples, *_ = sample(lambda _r, i: 10_000 * (1 + i % 2), rule=rule)
     assert 100 == samples.valid
@@ -164,7 +164,7 @@ def test_repeating_ends_at_the_maximum() -> None:
 
 @pytest.mark.parametrize(("share", "widened"), [(3, True), (20, False)])
 def test_slack_widens_where_too_many_are_late(share: int, widened: bool) -> None:
-    """Agree on instants further ahead above a tenth of late starts, on the ranks that keep time too."""
+    """Widen the slack above a tenth of late starts, on all ranks."""
     rule = StoppingRule(relative_half_width=1e-9, ticks_s=0.0, maximum=100)
     _, samples, _, slack_ns = sample(
         lambda _r, i: 10_000 * (1 + i % 2),
@@ -178,13 +178,13 @@ def test_slack_widens_where_too_many_are_late(share: int, widened: bool) -> None
 
 
 def test_endless_lateness_ends() -> None:
-    """Give up after four times the least repetitions once time is up, with none that counts."""
+    """Stop after four times the minimum repetitions without a valid one once time is up."""
     _, samples, *_ = sample(lambda _r, _i: 10_000, late=lambda _r, _i: True, slice_s=0.0)
     assert (0, 24) == (samples.valid, samples.late)
 
 
 def test_each_case_begins_with_the_calibrated_slack() -> None:
-    """Do not let one case whose starts were late slow down all that follow."""
+    """Reset the slack to its calibrated value for each case."""
     plan = SyncPlan(method="round-time", slack_ns=7, least_ns=7)
     plan.widen()
     assert plan.slack_ns > 7
@@ -193,7 +193,7 @@ def test_each_case_begins_with_the_calibrated_slack() -> None:
 
 
 def test_going_on_lasts_as_long_as_asked_with_the_same_chunks_on_every_rank() -> None:
-    """Let rank 0's clock decide, and hand over no more at once than a loop has room for."""
+    """Continue by rank 0's clock, in chunks that fit the loop."""
 
     def work(control: ThreadControl) -> tuple[float, list[tuple[int, int]]]:
         timer = ScriptedTimer(control, time_ns=lambda _: 1.0)

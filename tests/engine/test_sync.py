@@ -1,4 +1,4 @@
-"""Tests of how ranks are made to start together."""
+"""Tests of the start methods that synchronise ranks."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from commbench.engine.timing.sync import (
 
 
 class Recording(ThreadControl):
-    """A rank that notes what it is asked for and waits for nobody."""
+    """A rank that records requests and never waits."""
 
     def __init__(self, rank: int = 0, size: int = 2, tell: Callable[[int], int] = lambda value: value) -> None:
         self.rank = rank
@@ -27,24 +27,24 @@ class Recording(ThreadControl):
         self._tell = tell
 
     def gather(self, value: object) -> list[object]:  # type: ignore[override]
-        """Answer for all ranks."""
+        """Return the answers of all ranks."""
         return [value] * self.size
 
     def broadcast(self, value: object) -> object:  # type: ignore[override]
-        """Answer with what was given."""
+        """Return the given answer."""
         return value
 
     def broadcast_int(self, value: int, *, patient: bool = False) -> int:
-        """Note it and answer with what rank 0 is to have told."""
+        """Record the value and return rank 0's."""
         self.asked.append(("tell", patient))
         return self._tell(value)
 
     def barrier(self, *, patient: bool = False) -> None:
-        """Note it."""
+        """Record the barrier."""
         self.asked.append(("meet", patient))
 
     def exchange(self, target: int, source: int) -> None:
-        """Note the partners."""
+        """Record the partners."""
         self.asked.append((target, source))
 
 
@@ -57,22 +57,22 @@ def rounds(rank: int, size: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("size", range(1, 34))
 def test_dissemination_reaches_everybody(size: int) -> None:
-    """Let word of every rank reach every other in ceil(log2(size)) rounds, each message expected where it goes."""
+    """Inform every rank of every other in ceil(log2(size)) rounds."""
     partners = [rounds(rank, size) for rank in range(size)]
     assert {(size - 1).bit_length()} == {len(pairs) for pairs in partners}
-    known = [{rank} for rank in range(size)]
+    informed = [{rank} for rank in range(size)]
     for step in range((size - 1).bit_length()):
-        heard = [set(of_rank) for of_rank in known]
+        heard = [set(of_rank) for of_rank in informed]
         for rank in range(size):
             target = partners[rank][step][0]
             assert rank == partners[target][step][1]
-            heard[target] |= known[rank]
-        known = heard
-    assert all(len(of_rank) == size for of_rank in known)
+            heard[target] |= informed[rank]
+        informed = heard
+    assert all(len(of_rank) == size for of_rank in informed)
 
 
 def test_an_instant_that_has_passed_is_late() -> None:
-    """Flag the repetition and go on at once."""
+    """Mark a repetition as late if its instant has passed."""
     control = Recording(tell=lambda _: time.perf_counter_ns() - 1)
     assert Synchroniser(control, SyncPlan(method="round-time")).align()
 
@@ -80,7 +80,7 @@ def test_an_instant_that_has_passed_is_late() -> None:
 @pytest.mark.parametrize("patient", [False, True])
 @pytest.mark.parametrize("yielding", [False, True])
 def test_nobody_starts_before_the_instant(patient: bool, yielding: bool) -> None:
-    """Return at the agreed instant or after it, polling, yielding or sleeping."""
+    """Return at the agreed instant or later, polling, yielding or sleeping."""
     instants: list[int] = []
 
     def tell(value: int) -> int:
@@ -94,21 +94,21 @@ def test_nobody_starts_before_the_instant(patient: bool, yielding: bool) -> None
 
 
 class Ahead(GlobalClock):
-    """Rank 0's clock is an hour behind this rank's; counts how often the clocks are compared."""
+    """A clock one hour ahead of rank 0's that counts its comparisons."""
 
     compared = 0
 
     def to_local(self, instant_ns: int) -> int:
-        """Add the hour."""
+        """Add one hour."""
         return instant_ns + 3600 * 10**9
 
     def refresh(self) -> None:
-        """Count."""
+        """Count the comparison."""
         self.compared += 1
 
 
 def test_an_instant_is_of_rank_0_s_clock() -> None:
-    """Wait for the time that this rank's own clock will show then, and measure broadcasts by it."""
+    """Wait for the local time of rank 0's instant, and time broadcasts on rank 0's clock."""
 
     def tell(_: int) -> int:
         return time.perf_counter_ns() - 3600 * 10**9 + 5_000_000
@@ -120,14 +120,14 @@ def test_an_instant_is_of_rank_0_s_clock() -> None:
 
 
 def test_late_starts_compare_the_clocks_again() -> None:
-    """Agree on instants further ahead and on fresh clocks."""
+    """Widen the slack and compare the clocks again after late starts."""
     plan = SyncPlan(method="round-time", slack_ns=1000, clock=Ahead())
     Synchroniser(Recording(), plan).handle_late_starts()
     assert (4000, 1) == (plan.slack_ns, plan.clock.compared)  # type: ignore[attr-defined]
 
 
 def test_rank_0_s_instant_lies_ahead_by_the_slack() -> None:
-    """Propose an instant one slack after the ranks have met."""
+    """Propose an instant one slack after the barrier."""
     proposed: list[int] = []
 
     def tell(value: int) -> int:
@@ -140,7 +140,7 @@ def test_rank_0_s_instant_lies_ahead_by_the_slack() -> None:
 
 
 def test_patience_is_passed_on() -> None:
-    """Wait patiently, before and after, only where the backend works in threads of its own."""
+    """Wait without polling only if the backend works in its own threads."""
     patient, polling = Recording(), Recording()
     for control, wish in ((patient, True), (polling, False)):
         sync = Synchroniser(control, SyncPlan(method="barrier"), patient=wish)
@@ -159,7 +159,7 @@ def test_nothing_is_asked_of_ranks_that_do_not_meet() -> None:
 
 @pytest.mark.parametrize(("yielding", "least"), [(False, MINIMUM_SLACK_NS), (True, OVERSUBSCRIBED_SLACK_NS)])
 def test_calibration_keeps_the_least_slack(yielding: bool, least: int) -> None:
-    """Set at least the least slack, more where broadcasts are slow or ranks share cores."""
+    """Set the slack to the minimum, or more if broadcasts are slow or ranks share cores."""
     quick = Synchroniser(Recording(), SyncPlan(method="round-time", slack_ns=0, yielding=yielding))
     quick.calibrate(MINIMUM_SLACK_NS)
     assert quick.plan.slack_ns >= least
@@ -174,14 +174,14 @@ def test_calibration_keeps_the_least_slack(yielding: bool, least: int) -> None:
 
 
 def test_calibration_is_for_agreed_instants_only() -> None:
-    """Measure no broadcasts where there is no instant to tell."""
+    """Time no broadcasts without agreed instants."""
     control = Recording()
     Synchroniser(control, SyncPlan(method="barrier")).calibrate(MINIMUM_SLACK_NS)
     assert [] == control.asked
 
 
 def test_slack_widens_to_a_limit() -> None:
-    """Quadruple the slack, but never beyond the limit."""
+    """Quadruple the slack up to the limit."""
     plan = SyncPlan(method="round-time", slack_ns=1000)
     plan.widen()
     assert 4000 == plan.slack_ns
@@ -191,7 +191,7 @@ def test_slack_widens_to_a_limit() -> None:
 
 
 def test_widening_never_shortens_the_slack() -> None:
-    """Keep a slack that is beyond the limit."""
+    """Keep a slack beyond the limit."""
     plan = SyncPlan(method="round-time", slack_ns=2 * MAXIMUM_SLACK_NS)
     plan.widen()
     assert 2 * MAXIMUM_SLACK_NS == plan.slack_ns
@@ -209,6 +209,6 @@ def test_widening_never_shortens_the_slack() -> None:
     ],
 )
 def test_the_method_follows_from_clocks_and_threads(requested: str, shared: bool, threads: bool, expected: str) -> None:
-    """Choose by the conditions unless a method is asked for; only an agreed instant makes times span ranks."""
+    """Choose the method by clocks and threads, or as requested; only agreed instants span ranks."""
     method = choose_method(requested, shared_clock=shared, own_threads=threads)
     assert (expected, expected == "round-time") == (method, SyncPlan(method=method).spans_ranks)

@@ -1,4 +1,4 @@
-"""Tests of visits: their rounds, their settings, and the record that they make together."""
+"""Tests of visits: rounds, settings, and the merged record."""
 
 import dataclasses
 from collections import Counter
@@ -29,7 +29,7 @@ QUICK = BUDGETS["quick"]
 
 @pytest.mark.parametrize(("visits", "rounds"), [(1, 1), (1, 8), (3, 8), (4, 24), (8, 8), (5, 24)])
 def test_visits_are_spread_over_the_rounds(visits: int, rounds: int) -> None:
-    """Visit in the first round, never twice in a round, and all visits within the rounds at even distances."""
+    """Visit in the first round, at most once per round, at even distances."""
     made, at = 0, []
     for number in range(rounds):
         if is_due(made, visits, number, rounds):
@@ -41,7 +41,7 @@ def test_visits_are_spread_over_the_rounds(visits: int, rounds: int) -> None:
 
 
 def test_long_operations_are_visited_less_often() -> None:
-    """Make all pilot visits of a short operation, fewer of a long one, and never more than the budget's."""
+    """Plan all pilot visits of a short operation, fewer of a long one, at most the budget's."""
     assert PILOT_VISITS == pilot_visits(24, left_s=0.1, operation_s=1e-6)
     assert 6 == pilot_visits(24, left_s=0.1, operation_s=0.004)
     assert FEWEST_VISITS == pilot_visits(24, left_s=0.1, operation_s=1.0)
@@ -49,7 +49,7 @@ def test_long_operations_are_visited_less_often() -> None:
 
 
 def test_a_single_visit_has_to_be_precise_by_itself() -> None:
-    """Keep the rule of the launch for one visit; give several visits a planned length."""
+    """Keep the launch's stopping rule for one visit, and plan the length of several."""
     rule = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
     assert rule == visit_rule(rule, FixedSettings(warmups=1, batch=1, visits=1))
     pilot = visit_rule(rule, FixedSettings(warmups=1, batch=1, visits=8))
@@ -59,15 +59,15 @@ def test_a_single_visit_has_to_be_precise_by_itself() -> None:
 
 
 def test_rounds_are_the_most_visits_of_any_case() -> None:
-    """Take the pilot's visits where a case has no settings yet."""
-    known = FixedSettings(warmups=1, batch=1, visits=5)
-    assert 5 == rounds_of_launch([known], QUICK)
-    assert PILOT_VISITS == rounds_of_launch([known, None], QUICK)
+    """Use the pilot's visits for a case without settings."""
+    settings = FixedSettings(warmups=1, batch=1, visits=5)
+    assert 5 == rounds_of_launch([settings], QUICK)
+    assert PILOT_VISITS == rounds_of_launch([settings, None], QUICK)
     assert 1 == rounds_of_launch([None], dataclasses.replace(QUICK, visits=1))
 
 
 def visited(*visits: list[float]) -> Record:
-    """Return the record of a launch with such visits."""
+    """Return the record of a launch with the given visits."""
     records = [
         Record(
             case=fake_case(),
@@ -90,7 +90,7 @@ def visited(*visits: list[float]) -> Record:
 
 
 def test_visits_extend_the_record_of_their_launch() -> None:
-    """Keep all times in order, add up counts and seconds, and average the medians of ranks by repetitions."""
+    """Concatenate times, add counts and seconds, and average rank medians by repetitions."""
     record = visited([1.0, 2.0], [4.0, 4.0, 4.0, 4.0])
     assert [1.0, 2.0, 4.0, 4.0, 4.0, 4.0] == record.times_us
     assert [[1.0, 2.0], [4.0] * 4] == visit_times(record)
@@ -102,25 +102,25 @@ def test_visits_extend_the_record_of_their_launch() -> None:
 
 @pytest.mark.parametrize(("late", "is_flagged"), [(5, False), (30, True)])
 def test_late_starts_are_judged_over_all_visits(late: int, is_flagged: bool) -> None:
-    """Flag a launch by the share of late starts in all its visits, whatever one visit had."""
+    """Flag a launch by the share of late starts in all its visits."""
     first = dataclasses.replace(visited([1.0]), late_discarded=late, flags=("late",))
     assert is_flagged == ("late" in extended(first, dataclasses.replace(visited([1.0] * 40), visit=2)).flags)
 
 
 def test_a_launch_is_the_median_of_its_visits() -> None:
-    """Weigh a long visit like a short one."""
+    """Weight long and short visits equally."""
     assert 2.0 == launch_value(visited([1.0], [2.0], [9.0] * 50))
     assert 3.0 == launch_value(Record(case=fake_case(), launch=0, times_us=[2.0, 3.0, 4.0]))
 
 
 def test_a_visit_without_result_takes_the_place_of_the_launch() -> None:
-    """Let a case that fails in a later visit have failed."""
+    """Mark a launch as failed if a later visit fails."""
     failed = Record(case=fake_case(), launch=0, visit=2, status="failed", reason="The rank died.")
     assert ("failed", 0) == (extended(visited([1.0]), failed).status, extended(visited([1.0]), failed).visit)
 
 
 def test_the_first_launch_plans_the_visits_of_the_others() -> None:
-    """Plan visits and repetitions from what the first launch measured; none for a case without times."""
+    """Plan visits and repetitions from launch 1; none for a case without times."""
     (record,) = FakeRun(script=dataclasses.replace(EXACT, noise=0.05), visits=24).launch([fake_case()])
     assert PILOT_VISITS == len(record.visit_lengths)
     settings = settings_after(record, QUICK)

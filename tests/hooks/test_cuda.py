@@ -1,4 +1,4 @@
-"""Tests of the selection's CUDA kernels, compiled for the host: byte by byte what the host's own selection sends."""
+"""Tests of the selection's CUDA kernels, compiled for the host: payload and residual equal the host's bytes."""
 
 import math
 import re
@@ -37,13 +37,13 @@ MARGIN, UNTOUCHED = 33, -7.75
 
 @dataclass
 class Cuda:
-    """The module over a simulated cupy, and what it has launched."""
+    """The module over a simulated cupy, and its record of launches."""
 
     module: ModuleType
     launches: cuda_on_host.Launches
 
     def selector(self, n: int, k: int, value_dtype: Any = "float32") -> Any:
-        """Return a selector, which keeps its scratch between margins."""
+        """Return a selector whose scratch memory has guard margins."""
         scratch = guarded(np.zeros(self.module.scratch_bytes(n) + 4, dtype=np.uint8))[4:]
         assert not at(scratch) % 8
         selector = self.module.CudaTopK(n, k, scratch=at(scratch), value_dtype=value_dtype)
@@ -51,20 +51,20 @@ class Cuda:
         return selector
 
     def encode(self, gradient: Floats, residual: Floats | None, k: int, **options: Any) -> tuple[Any, Floats | None]:
-        """Encode one step on a new selector, in place unless ``beside``; the payload and what stays."""
+        """Encode one step on a new selector, in place unless ``beside``; return payload and residual."""
         selector = self.selector(len(gradient), k, options.get("value_dtype", "float32"))
         return encode(selector, gradient, residual, **options)
 
 
 @pytest.fixture(scope="module")
 def cuda() -> Iterator[Cuda]:
-    """The module with blocks of few threads."""
+    """Return the module with blocks of few threads."""
     with cuda_on_host.installed() as (module, launches):
         yield Cuda(module, launches)
 
 
 def guarded(values: NDArray[Any]) -> NDArray[Any]:
-    """A copy between margins."""
+    """Return a copy with guard margins."""
     whole = np.full(len(values) * values.itemsize // 4 + 2 * MARGIN, UNTOUCHED, dtype=np.float32)
     inner = whole[MARGIN:-MARGIN].view(values.dtype)
     inner[:] = values
@@ -72,7 +72,7 @@ def guarded(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def check_margins(*spans: NDArray[Any] | None) -> None:
-    """Nothing was written beside an array from `guarded`."""
+    """Check that nothing was written beside an array from `guarded`."""
     for array in spans:
         if array is not None:
             whole = array.base if array.base.base is None else array.base.base
@@ -80,7 +80,7 @@ def check_margins(*spans: NDArray[Any] | None) -> None:
 
 
 def at(array: NDArray[Any] | None) -> int:
-    """The address of an array, 0 of none."""
+    """Return the address of an array, or 0 for None."""
     return 0 if array is None else array.ctypes.data
 
 
@@ -109,7 +109,7 @@ def encode_on_host(
     value_dtype: Any = "float32",
     beside: bool = False,
 ) -> tuple[Any, Floats | None]:
-    """The same by the host's selection, whose own tests say that it is right."""
+    """Encode by the host's selection, which has its own tests."""
     selector = TopKSelector(len(gradient), k, value_dtype=value_dtype)
     payload = np.full(selector.payload_bytes, 0xAA, dtype=np.uint8)
     old = None if residual is None else residual.copy()
@@ -119,20 +119,20 @@ def encode_on_host(
 
 
 def check(cuda: Cuda, gradient: Floats, residual: Floats | None, k: int, **options: Any) -> None:
-    """Send and keep the same bits as the host."""
+    """Check that device and host send and keep the same bits."""
     payload, rest = cuda.encode(gradient, residual, k, **options)
-    wanted, wanted_rest = encode_on_host(gradient, residual, k, **options)
-    assert np.array_equal(wanted, payload)
-    assert (rest is None) == (wanted_rest is None)
-    if rest is not None and wanted_rest is not None:
-        assert np.array_equal(wanted_rest.view(np.uint32), rest.view(np.uint32))
+    expected, expected_rest = encode_on_host(gradient, residual, k, **options)
+    assert np.array_equal(expected, payload)
+    assert (rest is None) == (expected_rest is None)
+    if rest is not None and expected_rest is not None:
+        assert np.array_equal(expected_rest.view(np.uint32), rest.view(np.uint32))
 
 
 @pytest.mark.parametrize("value_dtype", cases(["float32"], ["float16"]))
 @pytest.mark.parametrize("density", DENSITIES)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_the_host_sends_the_same(cuda: Cuda, name: str, density: float, value_dtype: Any) -> None:
-    """Agree with the host on payload and residual for all kinds of data, with and without a residual."""
+    """Produce the host's payload and residual for all kinds of data, with and without residual."""
     k = math.ceil(density * N)
     check(cuda, make(name, N, 3), make(name, N, 1), k, value_dtype=value_dtype, step=5)
     check(cuda, make(name, N, 3), None, k, value_dtype=value_dtype)
@@ -142,7 +142,7 @@ def test_the_host_sends_the_same(cuda: Cuda, name: str, density: float, value_dt
 @settings(max_examples=repetitions(150))
 @given(data=st.data())
 def test_any_small_array(cuda: Cuda, data: st.DataObject) -> None:
-    """Agree with the host for a few elements of any size."""
+    """Produce the host's bytes for a few elements of any size."""
     n = data.draw(st.integers(1, 40))
     k, step = data.draw(st.integers(1, n)), data.draw(st.integers(0, 2**40))
     gradient = data.draw(arrays(np.float32, n, elements=ELEMENTS))
@@ -154,7 +154,7 @@ def test_any_small_array(cuda: Cuda, data: st.DataObject) -> None:
 @settings(max_examples=repetitions(40))
 @given(n=st.integers(1, 4000), density=st.floats(0, 1), levels=st.integers(1, 50), seed=st.integers(0, 2**32 - 1))
 def test_any_number_of_equal_elements(cuda: Cuda, n: int, density: float, levels: int, seed: int) -> None:
-    """Agree with the host where chunks are whole and in part, and elements equal in any number."""
+    """Produce the host's bytes for whole and partial chunks with any number of equal elements."""
     rng = np.random.default_rng(seed)
     gradient, residual = (rng.integers(-levels, levels + 1, n).astype(np.float32) for _ in range(2))
     check(cuda, gradient, residual, max(1, int(density * n)), step=seed)
@@ -169,41 +169,41 @@ def test_few_and_all(cuda: Cuda, name: str, k: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 255, 1023, 1024, 1025, 4 * 1024, 4 * 1024 + 1])
 def test_every_end_of_a_row_and_a_chunk(cuda: Cuda, n: int) -> None:
-    """Look at all elements and at no others."""
+    """Read all elements and no others."""
     gradient = np.arange(1, n + 1, dtype=np.float32)
     for k in sorted({1, max(1, n // 3), n}):
         check(cuda, gradient, np.zeros(n, dtype=np.float32), k)
 
 
 def test_equal_elements_take_turns(cuda: Cuda) -> None:
-    """Send other elements of those that are equal in each step, as the host does."""
+    """Rotate among equal elements from step to step, as the host does."""
     gradient = np.ones(3000, dtype=np.float32)
     gradient[[3, 2000]] = 2
-    selector, seen = cuda.selector(3000, 700), np.zeros(3000, dtype=int)
+    selector, sent_elements = cuda.selector(3000, 700), np.zeros(3000, dtype=int)
     for step in range(5):
         payload, _ = encode(selector, gradient, None, step=step)
         assert np.array_equal(encode_on_host(gradient, None, 700, step=step)[0], payload)
-        seen[payload[: 4 * 700].view(np.int32)] += 1
-    assert {1, 2, 5} >= set(seen.tolist())
-    assert [5, 5] == seen[[3, 2000]].tolist()
+        sent_elements[payload[: 4 * 700].view(np.int32)] += 1
+    assert {1, 2, 5} >= set(sent_elements.tolist())
+    assert [5, 5] == sent_elements[[3, 2000]].tolist()
 
 
 @pytest.mark.parametrize("value_dtype", VALUE_TYPES)
 def test_nothing_is_lost_over_steps(cuda: Cuda, value_dtype: Any) -> None:
-    """Let all that was sent in 20 steps and what stays at the end add up to all gradients, with the host's bits."""
+    """Sent values of 20 steps and the last residual add up to all gradients, with the host's bits."""
     k = 50
     selector = cuda.selector(N, k, value_dtype)
-    residual = wanted_residual = np.zeros(N, dtype=np.float32)
+    residual = expected_residual = np.zeros(N, dtype=np.float32)
     arrived, summed = np.zeros(N), np.zeros(N)
     for step in range(20):
         gradient = make("student t2", N, step)
         payload, rest = encode(selector, gradient, residual, step=step)
-        wanted, wanted_rest = encode_on_host(gradient, wanted_residual, k, step=step, value_dtype=value_dtype)
+        expected, expected_rest = encode_on_host(gradient, expected_residual, k, step=step, value_dtype=value_dtype)
         assert rest is not None
-        assert wanted_rest is not None
-        assert np.array_equal(wanted, payload)
-        assert np.array_equal(wanted_rest, rest)
-        residual, wanted_residual = rest, wanted_rest
+        assert expected_rest is not None
+        assert np.array_equal(expected, payload)
+        assert np.array_equal(expected_rest, rest)
+        residual, expected_residual = rest, expected_rest
         values = payload[4 * k :].view(value_dtype)[:k]
         np.add.at(arrived, payload[: 4 * k].view(np.int32), values.astype(np.float64))
         summed += gradient
@@ -215,15 +215,15 @@ def test_nothing_is_lost_over_steps(cuda: Cuda, value_dtype: Any) -> None:
 @pytest.mark.parametrize("position", [0, 2500, N - 1])
 @pytest.mark.parametrize("value_dtype", VALUE_TYPES)
 def test_values_that_are_not_finite_reach_all_ranks(cuda: Cuda, bad: float, position: int, value_dtype: Any) -> None:
-    """Keep the residual and send NaN, also if two finite numbers have an infinite sum."""
+    """Keep the residual and send NaN, also if two finite numbers overflow."""
     gradient, residual = make("gauss", N), make("gauss", N, 1)
     broken, before = gradient.copy(), residual.copy()
     broken[position] = before[position] = bad
     selector = cuda.selector(N, 55, value_dtype)
     for beside in (False, True):
         payload, rest = encode(selector, broken, before, beside=beside)
-        wanted, _ = encode_on_host(broken, before, 55, value_dtype=value_dtype)
-        assert np.array_equal(wanted, payload)
+        expected, _ = encode_on_host(broken, before, 55, value_dtype=value_dtype)
+        assert np.array_equal(expected, payload)
         assert np.isnan(payload[220:].view(value_dtype)[:55]).all()
         assert np.array_equal(np.full(N, 3) if beside else before, rest, equal_nan=True)
     after, _ = encode(selector, gradient, residual)
@@ -231,7 +231,7 @@ def test_values_that_are_not_finite_reach_all_ranks(cuda: Cuda, bad: float, posi
 
 
 def test_float16_values_are_rounded_and_cut_as_on_the_host(cuda: Cuda) -> None:
-    """Send every float16, what lies between two, and what no float16 holds."""
+    """Round to float16 and clamp as the host does."""
     halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
     between: Floats = ((halves[:-1] + halves[1:]) / np.float32(2))[::3].copy()
     large = np.array([65504, -65519, 65520, 1e5, 2.0**29, -(2.0**38) - 2.0**15, 2.0**39, 3e38], dtype=np.float32)
@@ -241,24 +241,24 @@ def test_float16_values_are_rounded_and_cut_as_on_the_host(cuda: Cuda) -> None:
 
 @pytest.mark.parametrize("value_dtype", VALUE_TYPES)
 def test_payloads_of_several_ranks_add_up(cuda: Cuda, value_dtype: Any) -> None:
-    """Add every rank's payload as the host does, from one buffer, those with slots that were left over included."""
+    """Add every rank's payload from one buffer as the host does, unused slots included."""
     k, size = 133, payload_bytes(133, value_dtype)
     gathered = np.empty(5 * size, dtype=np.uint8)
-    wanted = make("mostly zeros", N, 9)
-    into = guarded(wanted)
+    expected = make("mostly zeros", N, 9)
+    into = guarded(expected)
     selector = cuda.selector(N, k, value_dtype)
     for rank, name in enumerate(("gauss", "huge", "mostly zeros", "denormals", "all zero")):
         part = gathered[rank * size : (rank + 1) * size]
         TopKSelector(N, k, value_dtype=value_dtype).encode(make(name, N, rank), None, part)
-        decode_add(part, N, k, value_dtype, wanted)
+        decode_add(part, N, k, value_dtype, expected)
         selector.add(at(part), at(into))
-    assert np.array_equal(wanted, into)
+    assert np.array_equal(expected, into)
     check_margins(into)
 
 
 @pytest.mark.parametrize("index", [-1, N])
 def test_an_index_that_is_not_there_is_seen(cuda: Cuda, index: int) -> None:
-    """Write nothing beyond the bucket, and let all see that something is wrong."""
+    """Write nothing beyond the bucket for an invalid index, and report it to all ranks."""
     payload, _ = encode_on_host(make("gauss", N), None, 5)
     payload[:20].view(np.int32)[3] = index
     into = guarded(np.zeros(N, dtype=np.float32))
@@ -268,7 +268,7 @@ def test_an_index_that_is_not_there_is_seen(cuda: Cuda, index: int) -> None:
 
 
 def test_launches_do_not_depend_on_the_data(cuda: Cuda) -> None:
-    """Queue the same kernels in the same sizes for all data: nobody looks at what is on the device."""
+    """Launch the same kernels in the same sizes for all data."""
     names = ["survey", "divide", "refine", "refine", "tally", "emit"]
     broken = make("gauss", N)
     broken[7] = np.nan
@@ -279,7 +279,7 @@ def test_launches_do_not_depend_on_the_data(cuda: Cuda) -> None:
 
 
 def test_no_more_blocks_than_have_something_to_do(cuda: Cuda) -> None:
-    """Launch one block where there is one chunk."""
+    """Launch one block for one chunk."""
     cuda.launches.clear()
     cuda.encode(make("gauss", 1000), None, 50)
     assert {1} == {blocks for _, blocks in cuda.launches}
@@ -287,7 +287,7 @@ def test_no_more_blocks_than_have_something_to_do(cuda: Cuda) -> None:
 
 @pytest.mark.parametrize("value_dtype", VALUE_TYPES)
 def test_denormals_are_sent_kept_and_added(cuda: Cuda, value_dtype: Any) -> None:
-    """Lose nothing that is as small as can be, although all other arithmetic takes it for zero."""
+    """Send, keep and add denormal numbers exactly."""
     least, normal = np.float32(2.0**-149), np.float32(2.0**-126)
     gradient, residual = make("denormals", N, 1), make("denormals", N, 2)
     gradient[:4], residual[:4] = [least, normal, -normal, normal], [0, -least, least, 0]
@@ -302,20 +302,20 @@ def test_denormals_are_sent_kept_and_added(cuda: Cuda, value_dtype: Any) -> None
 
 @pytest.mark.parametrize("name", ["few values", pytest.param("gauss", marks=pytest.mark.slow)])
 def test_blocks_of_full_size(cuda: Cuda, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Agree with the host with as many threads in a block as a GPU would run."""
+    """Produce the host's bytes with a GPU's number of threads per block."""
     monkeypatch.setattr(cuda.module, "THREADS", 1024)
     check(cuda, make(name, 200_003), make(name, 200_003, 1), 2001, step=3)
 
 
 @pytest.mark.parametrize("chunks", [64, 65, 129, 200])
 def test_more_chunks_than_threads_add_up(cuda: Cuda, chunks: int) -> None:
-    """Agree with the host where the last block has several chunks a thread, and some threads fewer or none."""
+    """Produce the host's bytes if threads of the last block have several chunks or none."""
     n = 1024 * chunks - 5
     check(cuda, make("few values", n), make("gauss", n, 1), n // 90, step=3)
 
 
 def test_constants_are_those_of_the_kernels(cuda: Cuda) -> None:
-    """Count chunks, bins and words of memory as the source does."""
+    """Use the source's number of chunks, bins and scratch words."""
     source = cuda.module.SOURCE.read_text(encoding="utf-8")
     numbers = {name: int(text) for name, text in re.findall(r"constexpr unsigned (\w+) = (\d+);", source)}
     assert cuda.module.CHUNK == 1 << numbers["POSITION_BITS"]
@@ -339,24 +339,24 @@ def test_the_source_compiles_for_gpus(cuda: Cuda, architecture: str) -> None:
     options = ("-std=c++17", "-DTHREADS=1024", f"--gpu-architecture={architecture}", "-ftz=true")  # as cupy does
     source = cuda.module.SOURCE.read_text(encoding="utf-8")
     assert (0, "") == cuda_on_host.compile_for_gpu(library, source, options)
-    _, said = cuda_on_host.compile_for_gpu(library, source, (*options, "--ptxas-options=-v"))
-    registers = [int(count) for count in re.findall(r"Used (\d+) registers", said)]
+    _, log = cuda_on_host.compile_for_gpu(library, source, (*options, "--ptxas-options=-v"))
+    registers = [int(count) for count in re.findall(r"Used (\d+) registers", log)]
     assert len(cuda.module.KERNELS) == len(registers)
     assert 65_536 // 2_048 >= max(registers)
-    assert ["0"] * 2 * len(registers) == re.findall(r"(\d+) bytes spill", said)
+    assert ["0"] * 2 * len(registers) == re.findall(r"(\d+) bytes spill", log)
 
 
 @pytest.mark.parametrize(
     ("n", "k", "value_dtype"), [(0, 0, "float32"), (5, 0, "float32"), (5, 6, "float32"), (5, 1, "float64")]
 )
 def test_impossible_selectors_are_refused(cuda: Cuda, n: int, k: int, value_dtype: Any) -> None:
-    """Refuse what cannot be sent."""
+    """Refuse an impossible number of elements to send."""
     with pytest.raises(InputError):
         cuda.module.CudaTopK(n, k, scratch=0, value_dtype=value_dtype)
 
 
 def test_the_benchmark_relates_bytes_to_a_copy(load_benchmark: Callable[[str], ModuleType]) -> None:
-    """Call a selection that takes three copies' time half as fast as a copy: it moves 12 bytes where that moves 8."""
+    """State a selection's rate relative to a copy by bytes moved: 12 against 8 per element."""
     benchmark = load_benchmark("cuda_selection")
     copies = [100.0 + i % 3 for i in range(20)]
     multiples = {"commbench": 3, "plain": 30, "exact": 60, "copy": 1}
@@ -368,7 +368,7 @@ def test_the_benchmark_relates_bytes_to_a_copy(load_benchmark: Callable[[str], M
 
 
 def test_the_benchmark_judges_what_has_no_mass_of_ties(load_benchmark: Callable[[str], ModuleType]) -> None:
-    """Fail by a slow row unless most of its elements are equal, whose marks alone move as many bytes again."""
+    """Fail on a slow row unless most of its elements are equal."""
     benchmark = load_benchmark("cuda_selection")
     times = {name: [float(us)] * 20 for name, us in (("commbench", 9), ("plain", 20), ("exact", 20), ("copy", 1))}
     rows = {name: benchmark.summarise(name, 1000, 10, times) for name in benchmark.DATA}
@@ -379,7 +379,7 @@ def test_the_benchmark_judges_what_has_no_mass_of_ties(load_benchmark: Callable[
 
 
 def test_the_benchmark_says_where_the_cache_helps(load_benchmark: Callable[[str], ModuleType]) -> None:
-    """Warn of 25 MiB on a GPU with 50 MiB of L2, and not of 100."""
+    """Warn if the data fit into the GPU's L2."""
     benchmark = load_benchmark("cuda_selection")
     remarks = [benchmark.remark_on_cache(mib * 2**20 // 4, 50 * 2**20) for mib in (25, 100)]
     assert "An array of 25 MiB fits in the L2 of 50 MiB" in remarks[0]
@@ -387,7 +387,7 @@ def test_the_benchmark_says_where_the_cache_helps(load_benchmark: Callable[[str]
 
 
 def test_the_benchmark_says_that_it_needs_a_gpu(tmp_path: Path, run_benchmark: RunBenchmark) -> None:
-    """End with one sentence where there is no GPU."""
+    """Exit with one sentence without a GPU."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -1,4 +1,4 @@
-"""Tests of the hooks on a real GPU: the selection against the host's, and whole steps against the host's."""
+"""Tests of the hooks on a real GPU: selection and whole steps against the host's."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def _nccl(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One rank that talks to itself: NCCL on the GPU, Gloo on the host."""
+    """Open NCCL on the GPU and Gloo on the host for a single rank."""
     store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
     torch.cuda.set_device(DEVICE)
     dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1)
@@ -46,7 +46,7 @@ def _nccl(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def draw(n: int, seed: int) -> Any:
-    """Elements of all sizes, some of them equal."""
+    """Return elements of all sizes, some of them equal."""
     numbers = torch.randn(n, generator=torch.Generator().manual_seed(seed))
     return torch.where(numbers.abs() < 0.5, numbers.round(decimals=1), numbers)
 
@@ -54,7 +54,7 @@ def draw(n: int, seed: int) -> Any:
 @pytest.mark.parametrize("values", ["float32", "float16"])
 @pytest.mark.parametrize("mib", [25, 100])
 def test_a_gpu_sends_what_the_host_sends(mib: int, values: Any) -> None:
-    """Agree with the host byte by byte, over three steps, and add up alike."""
+    """Send the host's bytes over three steps, and add up to the same values."""
     n = mib * MIB // 4
     k = n // 100
     nbytes = -(-k * (8 if values == "float32" else 6) // 4) * 4
@@ -69,13 +69,13 @@ def test_a_gpu_sends_what_the_host_sends(mib: int, values: Any) -> None:
             residual = residuals[device]
             selector.encode(gradient.clone().to(device), residual, payloads[device], out_residual=residual, step=step)
             selector.add(payloads[device], sums[device])
-        for found in (payloads, residuals, sums):
-            assert torch.equal(found[HOST], found[DEVICE].cpu())
+        for tensors in (payloads, residuals, sums):
+            assert torch.equal(tensors[HOST], tensors[DEVICE].cpu())
 
 
 @pytest.mark.parametrize("kind", ["all zero", "all equal", "few values", "descending", "denormals", "not finite"])
 def test_any_data(kind: str) -> None:
-    """Agree with the host where elements are equal, zero, in order, as small as can be or not finite."""
+    """Send the host's bytes for equal, zero, sorted, denormal and non-finite elements."""
     n, k = 3_000_001, 30_001
     gradient = {
         "all zero": torch.zeros(n),
@@ -101,12 +101,12 @@ def test_any_data(kind: str) -> None:
 
 
 def test_the_stream_under_way_is_used() -> None:
-    """Wait in another stream for what this stream has yet to do."""
+    """Wait in another stream for pending work of this stream."""
     n, k = 5_000_000, 50_000
     selector = selectors.make_selector(n, k, "float32", fast=True, device=DEVICE)
-    wanted, gradient = draw(n, 0), torch.zeros(n, device=DEVICE)
+    expected, gradient = draw(n, 0), torch.zeros(n, device=DEVICE)
     payload, total = torch.zeros(8 * k, dtype=torch.uint8, device=DEVICE), torch.zeros(n, device=DEVICE)
-    source = wanted.pin_memory()
+    source = expected.pin_memory()
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream(DEVICE)):
         torch.cuda._sleep(50_000_000)
@@ -118,7 +118,7 @@ def test_the_stream_under_way_is_used() -> None:
 
 
 def make_model(device: Any) -> Any:
-    """The same model on any device, in several buckets."""
+    """Return the same model on any device, in several buckets."""
     torch.manual_seed(0)
     layers = [nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 48, bias=False), nn.Tanh(), nn.Linear(48, 9)]
     return DistributedDataParallel(nn.Sequential(*layers).to(device), bucket_cap_mb=0.01)
@@ -128,7 +128,7 @@ def make_model(device: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_steps_are_as_on_the_host(name: str) -> None:
-    """Train some steps on the GPU, where no hook may wait for it, and on the host, to the same parameters."""
+    """Train to the same parameters on the GPU, without host synchronisation, and on the host."""
     trained = []
     for device in (HOST, DEVICE):
         hook = make_hook(name.split(maxsplit=1)[0], options=OPTIONS[name])

@@ -1,4 +1,4 @@
-"""Hooks without ranks: their messages, draws, memory, thread, options and predicted bytes."""
+"""Tests of hooks without ranks: messages, random draws, memory, thread, options and predicted bytes."""
 
 import inspect
 import math
@@ -42,7 +42,7 @@ class FakeBucket:
         self._parameters = list(parameters)
 
     def parameters(self) -> list[Any]:
-        """As GradBucket."""
+        """Return the parameters, as GradBucket does."""
         return self._parameters
 
 
@@ -50,7 +50,7 @@ class FakeBucket:
 
 
 def test_every_name_makes_its_hook() -> None:
-    """Make each hook by name, and nothing for none."""
+    """Return each hook by name, and None for none."""
     made = [make_hook(name) for name in HOOKS]
     assert ["none", "passthrough", "fp16", "bf16", "topk", "randomk", "powersgd"] == list(HOOKS)
     assert [None, *list(HOOKS)[1:]] == [hook and hook.name for hook in made]
@@ -58,7 +58,7 @@ def test_every_name_makes_its_hook() -> None:
 
 @pytest.mark.parametrize("spec", [spec for spec in HOOKS.values() if spec.class_name], ids=lambda spec: spec.name)
 def test_options_are_those_of_the_class(spec: HookSpec) -> None:
-    """List every keyword argument of the class, in its order, with its type and default."""
+    """List every keyword argument of the class in order, with type and default."""
     hook = spec.load()
     types = {
         name: (get_args(hint), ()) if get_origin(hint) is Literal else ((), tuple if hint == Sequence[float] else hint)
@@ -75,7 +75,7 @@ def test_options_are_those_of_the_class(spec: HookSpec) -> None:
 @pytest.mark.parametrize("spec", [spec for spec in HOOKS.values() if spec.class_name], ids=lambda spec: spec.name)
 @pytest.mark.parametrize("shapes", [None, [(50, 40), (50,)]])
 def test_entry_and_class_predict_the_same_messages(spec: HookSpec, shapes: list[tuple[int, ...]] | None) -> None:
-    """Give the same messages by the entry's defaults as by the class."""
+    """Predict the same messages from the entry's defaults and from the class."""
     hook = make_hook(spec.name)
     bucket = BucketShape(elements=2050, world_size=4, shapes=shapes)
     defaults = {option.name: option.default for option in spec.options}
@@ -84,7 +84,7 @@ def test_entry_and_class_predict_the_same_messages(spec: HookSpec, shapes: list[
 
 
 def test_options_reach_the_hook() -> None:
-    """Read each kind of option from text."""
+    """Parse each type of option from text."""
     options = {"selection": "exact", "values": "float16", "feedback": "no", "warmup": "0.25,0.06", "warmup_steps": "8"}
     hook = make_hook("topk", density=0.5, options=options | {"clip": "2.5"})
     typed = make_hook("topk", options={"warmup": "0.25+0.06", "warmup_steps": "8"})  # commas separate hooks there
@@ -124,7 +124,7 @@ def test_options_reach_the_hook() -> None:
     ],
 )
 def test_refused_options(name: str, arguments: dict[str, Any], words: list[str]) -> None:
-    """Say in one sentence what was asked and what there is."""
+    """Refuse bad options in one sentence that lists the valid ones."""
     with pytest.raises(InputError) as caught:
         make_hook(name, **arguments)
     assert [] == [word for word in words if word not in str(caught.value)]
@@ -136,7 +136,7 @@ def test_refused_options(name: str, arguments: dict[str, Any], words: list[str])
 
 @given(SHAPES, SELECTIONS)
 def test_messages_hold_every_element_once(shapes: list[tuple[int, ...]], selection: Selection) -> None:
-    """Select from or send whole each element of a bucket, in parts that neither overlap nor leave gaps."""
+    """Cover each element of a bucket exactly once by its parts."""
     message = selection.layout(shapes)
     whole = [part.start for part in message.dense]
     starts = [sum(math.prod(shape) for shape in shapes[:i]) for i in range(len(shapes))]
@@ -163,33 +163,33 @@ def test_messages_hold_every_element_once(shapes: list[tuple[int, ...]], selecti
     ("numel", "density", "k"), [(100, 0.07, 7), (1000, 0.001, 1), (1, 0.001, 1), (0, 0.5, 0), (101, 0.01, 2), (7, 1, 7)]
 )
 def test_kept_elements(numel: int, density: float, k: int) -> None:
-    """Round k up, but not for what binary fractions add."""
+    """Round k up, except for binary rounding errors."""
     assert k == kept_elements(numel, density)
 
 
 @pytest.mark.parametrize("values", ["float32", "float16"])
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (50, 7), (4096, 41)])
 def test_selectors_agree(n: int, k: int, values: Any) -> None:
-    """Send the same elements and keep the same residual by torch and natively, rounding and overflow included."""
+    """Send the same elements and keep the same residual by torch and natively, with rounding and overflow."""
     numbers = torch.Generator().manual_seed(n)
     gradient, residual = (torch.randn(n, generator=numbers) * 3e4 for _ in range(2))
-    found = []
+    outcomes = []
     for selector in (TorchSelector(k, values), NativeSelector(n, k, values)):
         made: Selector = selector
-        left, payload, total = torch.empty(n), torch.zeros(8 * k, dtype=torch.uint8), torch.zeros(n)
+        new_residual, payload, total = torch.empty(n), torch.zeros(8 * k, dtype=torch.uint8), torch.zeros(n)
         payload = payload[: -(-k * (8 if values == "float32" else 6) // 4) * 4]
-        made.encode(gradient.clone(), residual, payload, out_residual=left, step=0)
+        made.encode(gradient.clone(), residual, payload, out_residual=new_residual, step=0)
         made.add(payload, total)
-        assert torch.allclose(total + left, gradient + residual, rtol=1e-6)
+        assert torch.allclose(total + new_residual, gradient + residual, rtol=1e-6)
         assert k == int((total != 0).sum())
-        found.append((total, left))
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
+        outcomes.append((total, new_residual))
+    assert torch.equal(outcomes[0][0], outcomes[1][0])
+    assert torch.equal(outcomes[0][1], outcomes[1][1])
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_selectors_forward_values_that_are_not_finite(bad: float) -> None:
-    """Send NaN and keep the residual."""
+    """Send NaN, and keep the residual."""
     for selector in (TorchSelector(3, "float32"), NativeSelector(10, 3, "float32")):
         gradient = torch.ones(10)
         gradient[4] = bad
@@ -205,7 +205,7 @@ def test_selectors_forward_values_that_are_not_finite(bad: float) -> None:
 
 @given(st.integers(1, 300), st.data())
 def test_draws_are_different_indices(n: int, data: st.DataObject) -> None:
-    """Draw k different indices below n, the same for the same parts of a seed and others for others."""
+    """Draw k distinct indices below n, equal for equal seeds only."""
     k = data.draw(st.integers(1, n))
     chosen = draw(n, k, seeded(1, 2, "weight"))
     assert (k, True) == (len(set(chosen.tolist())), bool(((chosen >= 0) & (chosen < n)).all()))
@@ -213,7 +213,7 @@ def test_draws_are_different_indices(n: int, data: st.DataObject) -> None:
 
 
 def test_draws_differ_by_seed_step_and_parameter() -> None:
-    """Draw again in each step, for each bucket, by each seed, and leave torch's own generator alone."""
+    """Draw differently by step, bucket and seed, without torch's global generator."""
     before = torch.random.get_rng_state()
     draws = [draw(1000, 10, seeded(*parts)) for parts in ((0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b"))]
     assert 4 == len({tuple(each.tolist()) for each in draws})
@@ -221,7 +221,7 @@ def test_draws_differ_by_seed_step_and_parameter() -> None:
 
 
 def test_draws_are_even() -> None:
-    """Draw each of 10 indices 3 times in 10, also where k does not divide n."""
+    """Draw each index equally often, also if k does not divide n."""
     draws = torch.cat([draw(10, 3, seeded(step)) for step in range(4000)])
     share = torch.bincount(draws, minlength=10) / 4000
     assert torch.allclose(torch.full((10,), 0.3), share, atol=0.035)  # 5 standard deviations
@@ -239,10 +239,10 @@ def make_layout(**sizes: int) -> tuple[Layout, Any]:
 
 
 def test_memory_moves_with_the_parameters() -> None:
-    """Find every parameter's residual again when one bucket becomes two in another order, and two become one."""
+    """Keep every parameter's residual when buckets split, merge or reorder."""
     memory = Memory(["residual"])
-    layout, like = make_layout(a=2, b=3, c=1)
-    memory.open(0, layout, like).new["residual"].copy_(torch.arange(6.0))
+    layout, reference = make_layout(a=2, b=3, c=1)
+    memory.open(0, layout, reference).new["residual"].copy_(torch.arange(6.0))
     first, second = make_layout(c=1, a=2), make_layout(b=3)
     assert [5, 0, 1] == memory.open(0, *first).old["residual"].tolist()
     assert [2, 3, 4] == memory.open(1, *second).old["residual"].tolist()
@@ -253,7 +253,7 @@ def test_memory_moves_with_the_parameters() -> None:
 
 
 def test_memory_is_loaded_before_buckets_are_known() -> None:
-    """Let what was loaded wait for its bucket, start others at zero, and own its copy."""
+    """Keep a loaded residual until its bucket is known, with zeros for the others, and copy it."""
     state = {"residual": {"b": torch.ones(3), "c": torch.full((1,), 2.0)}}
     memory = Memory(["residual"])
     memory.load(state)
@@ -264,21 +264,21 @@ def test_memory_is_loaded_before_buckets_are_known() -> None:
 
 @pytest.mark.parametrize("rejected", [False, True])
 def test_memory_takes_all_updates_or_none(rejected: bool) -> None:
-    """Drop the updates of all buckets where one was rejected."""
+    """Drop the updates of all buckets if one is rejected."""
     memory = Memory(["residual"])
     memory.held_back = True
     for index, bucket in enumerate((make_layout(a=1), make_layout(b=2))):
         memory.open(index, *bucket).new["residual"].fill_(7.0)
     for reason in (False, rejected, False):
         memory.reject(torch.tensor(reason))
-    wanted = {"a": [0.0], "b": [0.0, 0.0]} if rejected else {"a": [7.0], "b": [7.0, 7.0]}
-    assert wanted == {name: tensor.tolist() for name, tensor in memory.state()["residual"].items()}
-    assert wanted == {name: tensor.tolist() for name, tensor in memory.state()["residual"].items()}
+    expected = {"a": [0.0], "b": [0.0, 0.0]} if rejected else {"a": [7.0], "b": [7.0, 7.0]}
+    assert expected == {name: tensor.tolist() for name, tensor in memory.state()["residual"].items()}
+    assert expected == {name: tensor.tolist() for name, tensor in memory.state()["residual"].items()}
     assert int(rejected) == memory.discarded
 
 
 def test_memory_scales_by_name() -> None:
-    """Multiply what is in a bucket and what waits for one."""
+    """Scale residuals in buckets and those still waiting for one."""
     memory = Memory(["residual"])
     memory.load({"residual": {"a": torch.ones(1), "b": torch.ones(2), "c": torch.ones(1)}})
     memory.open(0, *make_layout(a=1, b=2))
@@ -289,7 +289,7 @@ def test_memory_scales_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "stride", "wanted"),
+    ("shape", "stride", "expected"),
     [
         ((2, 3), (3, 1), (3, 1)),
         ((2, 3), (1, 2), (1, 2)),
@@ -299,44 +299,44 @@ def test_memory_scales_by_name() -> None:
         ((), (), ()),
     ],
 )
-def test_strides_in_a_bucket(shape: Any, stride: Any, wanted: Any) -> None:
-    """Lie as the parameter does where it has no holes, else in order of dimensions."""
-    assert wanted == _stride_in_bucket(shape, stride)
+def test_strides_in_a_bucket(shape: Any, stride: Any, expected: Any) -> None:
+    """Use the parameter's strides if it is dense, else contiguous order."""
+    assert expected == _stride_in_bucket(shape, stride)
 
 
 # The thread
 
 
 def test_jobs_run_in_order_on_one_thread() -> None:
-    """Run jobs first in, first out, and hand over what they return."""
-    thread, seen = CommThread(), []
-    futures = [thread.submit(lambda i=i: seen.append((i, threading.get_ident())) or i) for i in range(50)]
+    """Run jobs first in, first out, and return their results."""
+    thread, executed = CommThread(), []
+    futures = [thread.submit(lambda i=i: executed.append((i, threading.get_ident())) or i) for i in range(50)]
     assert list(range(50)) == [future.wait() for future in futures]
-    assert list(range(50)) == [number for number, _ in seen]
-    assert 1 == len({ident for _, ident in seen} - {threading.get_ident()})
+    assert list(range(50)) == [number for number, _ in executed]
+    assert 1 == len({ident for _, ident in executed} - {threading.get_ident()})
     assert thread.close()
     with pytest.raises(InputError, match="after its close"):
         thread.submit(print)
 
 
 def test_a_failed_job_fails_those_after_it() -> None:
-    """Hand over the error of a job, and run none after it: the ranks would no longer agree on what comes next."""
-    thread, seen = CommThread(), []
-    failed = thread.submit(lambda: seen[3])
-    later = thread.submit(lambda: seen.append("never"))
+    """Return a job's error, and run no later job, because ranks would disagree on the order."""
+    thread, executed = CommThread(), []
+    failed = thread.submit(lambda: executed[3])
+    later = thread.submit(lambda: executed.append("never"))
     with pytest.raises(IndexError):
         failed.wait()
     with pytest.raises(LaunchError, match="list index out of range"):
         later.wait()
     assert thread.close()
-    assert [] == seen
+    assert [] == executed
 
 
 @pytest.mark.parametrize(
     ("job", "status"), [pytest.param("lambda: None", 0, marks=pytest.mark.slow), ("threading.Event().wait", STUCK)]
 )
 def test_the_thread_lets_the_process_end(job: str, status: int) -> None:
-    """End well with an idle thread that nobody closed, and with a status of its own in a stuck collective."""
+    """Exit with 0 despite an idle thread, and with its own status in a blocked collective."""
     program = f"""if True:
         import threading
         from commbench.hooks.ordering import CommThread
@@ -351,12 +351,12 @@ def test_the_thread_lets_the_process_end(job: str, status: int) -> None:
 
 
 def ring(nbytes: int, ranks: int) -> int:
-    """Return what a ring all-reduce sends."""
+    """Return the bytes that a ring all-reduce sends."""
     return 2 * (ranks - 1) * nbytes // ranks
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "wanted"),
+    ("name", "options", "expected"),
     [
         ("passthrough", {}, ring(4_000_000, 4)),
         ("fp16", {}, ring(2_000_000, 4)),
@@ -368,16 +368,16 @@ def ring(nbytes: int, ranks: int) -> int:
         ("powersgd", {"rank": "4"}, ring(4 * 4 * 2000, 4)),
     ],
 )
-def test_wire_bytes(name: str, options: dict[str, str], wanted: int) -> None:
-    """Predict what four ranks send of a million elements, without knowing their tensors."""
+def test_wire_bytes(name: str, options: dict[str, str], expected: int) -> None:
+    """Predict the bytes that four ranks send for a million elements, without tensor shapes."""
     hook = make_hook(name, options=options)
     assert hook is not None
-    assert wanted == hook.wire_bytes(1_000_000, 4)
+    assert expected == hook.wire_bytes(1_000_000, 4)
     assert 0 == hook.wire_bytes(1_000_000, 1)
 
 
 @pytest.mark.parametrize(
-    ("hook", "wanted"),
+    ("hook", "expected"),
     [
         (TopK(density=0.1, scope="parameter"), 3 * 8 * (200 + 5)),
         (TopK(density=0.1, scope="parameter", dense_vectors=True), 3 * (8 * 200 + 4 * 50)),
@@ -387,13 +387,13 @@ def test_wire_bytes(name: str, options: dict[str, str], wanted: int) -> None:
         (PowerSGD(rank=30), ring(4 * 2050, 4)),
     ],
 )
-def test_wire_bytes_by_tensor(hook: Any, wanted: int) -> None:
-    """Predict what four ranks send of a matrix and a vector, which some hooks treat differently."""
-    assert wanted == hook.wire_bytes(2050, 4, shapes=[(50, 40), (50,)])
+def test_wire_bytes_by_tensor(hook: Any, expected: int) -> None:
+    """Predict the bytes that four ranks send for a matrix and a vector."""
+    assert expected == hook.wire_bytes(2050, 4, shapes=[(50, 40), (50,)])
 
 
 def test_what_an_own_hook_sends_is_not_predicted() -> None:
-    """Refuse to guess."""
+    """Refuse to predict the bytes of a person's own hook."""
     with pytest.raises(UnsupportedError, match="print sends is measured"):
         Guard(print).wire_bytes(1000, 2)
 
@@ -401,7 +401,7 @@ def test_what_an_own_hook_sends_is_not_predicted() -> None:
 @settings(max_examples=repetitions(30))
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=4), st.integers(1, 8), st.integers(1, 4))
 def test_powersgd_never_sends_more_than_all(shape: list[int], rank: int, rate: int) -> None:
-    """Compress a tensor only where that saves more than the rate asked for."""
+    """Compress a tensor only if that saves more than the minimum rate."""
     factors = PowerSGD(rank=rank, min_compression_rate=rate)._factors(shape)
     numel = math.prod(shape)
     assert factors is None or (
@@ -413,7 +413,7 @@ def test_powersgd_never_sends_more_than_all(shape: list[int], rank: int, rate: i
 
 
 def test_fresh_state_is_of_the_hook() -> None:
-    """Refuse the state of another hook or another version."""
+    """Refuse the state of another hook or version."""
     hook = RandomK()
     hook.load_state_dict(RandomK().state_dict())
     for other in (TopK(selection="exact").state_dict(), RandomK().state_dict() | {"version": 2}, {}):

@@ -1,4 +1,4 @@
-"""Hooks on the way that a GPU's gradients take, on Gloo ranks: as right as on the host, and never asking a tensor."""
+"""Tests of hooks on the device path, on Gloo ranks: results as on the host, without host reads of a tensor."""
 
 import contextlib
 import sys
@@ -35,8 +35,8 @@ MEMORIES_BY_KIND = [
 
 
 @pytest.fixture(scope="module")
-def found(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the checks find on two ranks, by the way in which elements are selected."""
+def results(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the results of the checks on two ranks, by selector."""
     store = tmp_path_factory.mktemp("store") / "store"
     kinds = ["torch", *cases([], ["cuda"] if cuda_on_host.find_compiler() else [])]
     names = [":".join([kind, *MEMORIES]) for kind in kinds]
@@ -44,70 +44,70 @@ def found(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module", params=SELECTIONS)
-def checked(request: pytest.FixtureRequest, found: Any) -> Any:
-    """What the checks find with elements selected in either way."""
-    return found[request.param]
+def checked(request: pytest.FixtureRequest, results: Any) -> Any:
+    """Return the results of the checks with one selector."""
+    return results[request.param]
 
 
-def test_asking_is_noticed(found: Any) -> None:
-    """Show that the other tests can fail."""
-    assert "a hook asks what is in a tensor" in found["torch"]["asked"]
+def test_asking_is_noticed(results: Any) -> None:
+    """Detect a host read, which shows that the other tests can fail."""
+    assert "a hook asks what is in a tensor" in results["torch"]["asked"]
 
 
 def test_density_one_is_dense(checked: Any) -> None:
-    """Send everything at density 1."""
-    for found in checked["density_one"].values():
-        assert 1e-6 > found["error"]
-        assert 0.0 == found["residual"]
+    """Send every element at density 1."""
+    for result in checked["density_one"].values():
+        assert 1e-6 > result["error"]
+        assert 0.0 == result["residual"]
 
 
 def test_what_is_sent_and_what_is_left_is_everything(checked: Any) -> None:
-    """Find each rank's summed gradients in its own messages and its last residual."""
+    """Sent values and the last residual add up to each rank's gradients."""
     assert 1e-5 > checked["telescope"]
 
 
 @pytest.mark.parametrize(("kind", "name"), MEMORIES_BY_KIND)
-def test_checkpoints_resume(found: Any, kind: str, name: str) -> None:
-    """Go on from a checkpoint to the same bits."""
-    assert {"parameters": True, "memory": True, "without the state": False} == found[kind]["resume"][name]
+def test_checkpoints_resume(results: Any, kind: str, name: str) -> None:
+    """Resume from a checkpoint with identical bits."""
+    assert {"parameters": True, "memory": True, "without the state": False} == results[kind]["resume"][name]
 
 
 @pytest.mark.parametrize(("kind", "name"), MEMORIES_BY_KIND)
-def test_scaler(found: Any, kind: str, name: str) -> None:
-    """Change no bit by a scaler; drop the updates of every bucket of a step that it skips."""
+def test_scaler(results: Any, kind: str, name: str) -> None:
+    """Keep every bit under a scaler, and drop all updates of a skipped step."""
     truths = ("same memory", "same parameters", "memory kept", "parameters kept", "goes on", "agree")
     numbers = {"scale": 512.0, "discarded": 1, "discarded later": 1}
-    assert dict.fromkeys(truths, True) | numbers == found[kind]["scaled"][name]
+    assert dict.fromkeys(truths, True) | numbers == results[kind]["scaled"][name]
 
 
 @pytest.mark.parametrize(("kind", "name"), MEMORIES_BY_KIND)
-def test_infinity_without_a_scaler(found: Any, kind: str, name: str) -> None:
-    """Show one rank's infinity to all and keep it out of the residual."""
-    assert {"seen by all": True, "kept": True, "clean": True, "goes on": True} == found[kind]["infinite"][name]
+def test_infinity_without_a_scaler(results: Any, kind: str, name: str) -> None:
+    """Send one rank's infinity to all ranks, and keep it out of the residual."""
+    assert {"seen by all": True, "kept": True, "clean": True, "goes on": True} == results[kind]["infinite"][name]
 
 
-def test_memory_layouts_and_options(found: Any) -> None:
-    """Be right for tensors in other memory orders, and under DDP's own options."""
-    assert 10 == len(found["torch"]["shapes_and_options"])
-    assert {} == {name: error for name, error in found["torch"]["shapes_and_options"].items() if not error < 1e-5}
+def test_memory_layouts_and_options(results: Any) -> None:
+    """Average correctly in other memory layouts and with DDP's options."""
+    assert 10 == len(results["torch"]["shapes_and_options"])
+    assert {} == {name: error for name, error in results["torch"]["shapes_and_options"].items() if not error < 1e-5}
 
 
 def test_without_feedback(checked: Any) -> None:
-    """Send the largest elements, or drawn elements times n/k, and remember nothing."""
-    found = checked["without_feedback"]
-    assert 1e-6 > max(found[name]["error"] for name in ("topk", "randomk"))
-    assert [647, 0, 0] == [found["randomk"]["sent"], found["randomk"]["kept"], found["topk"]["kept"]]
+    """Send the largest elements, or drawn elements times n/k, without residual."""
+    result = checked["without_feedback"]
+    assert 1e-6 > max(result[name]["error"] for name in ("topk", "randomk"))
+    assert [647, 0, 0] == [result["randomk"]["sent"], result["randomk"]["kept"], result["topk"]["kept"]]
 
 
 def test_deep_gradient_compression(checked: Any) -> None:
-    """Follow momentum correction, masking, clipping, warm-up and a changed learning rate as done by hand."""
+    """Match a reference of momentum correction, masking, clipping, warm-up and learning-rate change."""
     assert 1e-5 > checked["compression_gradients"]["error"]
     assert [100, 100, 20, 20, 10, 10, 10] == checked["compression_gradients"]["counts"]
 
 
-def test_low_rank(found: Any) -> None:
-    """Send everything at full rank, and come close to the best of two columns with the steps."""
-    checked = found["torch"]["low_rank"]
+def test_low_rank(results: Any) -> None:
+    """Send everything at full rank, and approach the best rank-2 approximation over the steps."""
+    checked = results["torch"]["low_rank"]
     assert 1e-5 > max(checked["full"], checked["left"], checked["everything"])
     assert 0.999 * checked["best"] < checked["later"] < 1.01 * checked["best"]
 
@@ -115,7 +115,7 @@ def test_low_rank(found: Any) -> None:
 @pytest.mark.parametrize("device", ["host", "device"])
 @pytest.mark.parametrize("holds", [False, True])
 def test_writing_under_a_truth_value(monkeypatch: pytest.MonkeyPatch, device: str, holds: bool) -> None:
-    """Write a value or leave everything alone, poison or spare, in another type, too."""
+    """Write or keep a value by a condition on the device, in any data type."""
     if device == "device":
         monkeypatch.setattr("commbench.hooks.feedback.on_host", lambda _: False)
     flag = torch.tensor(holds)
@@ -129,7 +129,7 @@ def test_writing_under_a_truth_value(monkeypatch: pytest.MonkeyPatch, device: st
 
 
 def test_which_selection_serves_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Select by what is compiled where its compiler is installed, else by torch, and by torch where that is asked."""
+    """Choose compiled selection if its compiler is installed, else torch, or torch on request."""
     monkeypatch.setattr(selectors, "CudaSelector", lambda *arguments: arguments)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     gpu, host = torch.device("cuda", 1), torch.device("cpu")
@@ -140,22 +140,22 @@ def test_which_selection_serves_which_device(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def made_with(monkeypatch: pytest.MonkeyPatch, installed: str, device: torch.device, *, fast: bool) -> object:
-    """Return what selects 3 of 100 elements on a device where one package is installed."""
+    """Return a selector of 3 of 100 elements on a device with one package installed."""
     monkeypatch.setattr(selectors.importlib.util, "find_spec", lambda name: name if name == installed else None)
     return selectors.make_selector(100, 3, "float32", fast=fast, device=device)
 
 
 def test_kernels_need_a_gpu_of_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for cupy only where torch's cuda is CUDA."""
+    """Require cupy only if torch is built for CUDA."""
     monkeypatch.setattr(selectors.importlib.util, "find_spec", lambda name: name)
-    for version, device, wanted in (
+    for version, device, requested in (
         ("13.0", "cuda", "cupy"),
         (None, "cuda", "torch.topk"),
         ("13.0", "mps", "torch.topk"),
         ("13.0", "cpu", "numba"),
     ):
         monkeypatch.setattr(torch.version, "cuda", version)
-        assert wanted == selectors.fast_selection(torch.device(device))
+        assert requested == selectors.fast_selection(torch.device(device))
 
 
 HOST = torch.device("cpu")
@@ -163,7 +163,7 @@ HOST = torch.device("cpu")
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[cuda_on_host.Launches]:
-    """Kernels that are compiled for the host, whose memory is the host's, too; what is launched."""
+    """Return kernels compiled for the host, and their record of launches."""
     monkeypatch.setattr(selectors, "stream_of", lambda _: 7)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with cuda_on_host.installed() as (_, launches):
@@ -172,7 +172,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[cuda_on_host.Launches]:
 
 @needs_compiler
 def test_every_kernel_is_compiled_and_launched_beforehand(cuda: cuda_on_host.Launches) -> None:
-    """Leave nothing to be compiled or loaded in a step."""
+    """Compile and load all kernels before the first step."""
     selectors._prepare_kernels(HOST)
     assert set(sys.modules[cuda_on_host.MODULE].KERNELS) == {name for name, _ in cuda}
 
@@ -180,7 +180,7 @@ def test_every_kernel_is_compiled_and_launched_beforehand(cuda: cuda_on_host.Lau
 @needs_compiler
 @pytest.mark.usefixtures("cuda")
 def test_nothing_need_be_kept() -> None:
-    """Send the same where no residual is wanted."""
+    """Send the same elements without a residual."""
     gradient = torch.randn(3000, generator=torch.Generator().manual_seed(1))
     payloads = []
     for keeps in (True, False):
@@ -195,7 +195,7 @@ def test_nothing_need_be_kept() -> None:
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("lacks", ["cupy", "headers"])
 def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
-    """Say what cupy says, what to install, and what does without."""
+    """Quote cupy's error, what to install, and the alternative."""
     if lacks == "headers":
         monkeypatch.setattr(sys.modules["cupy"], "RawModule", cuda_on_host.without_headers)
     else:
@@ -203,9 +203,9 @@ def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(InputError) as caught:
         selectors._prepare_kernels(HOST)
-    said = str(caught.value)
-    assert {"cupy": "import of cupy halted", "headers": "auto-detect CUDA root directory"}[lacks] in said
-    assert said.endswith("): pip install 'cupy-cuda13x[ctk]', or give the hook selection=exact.")
+    message = str(caught.value)
+    assert {"cupy": "import of cupy halted", "headers": "auto-detect CUDA root directory"}[lacks] in message
+    assert message.endswith("): pip install 'cupy-cuda13x[ctk]', or give the hook selection=exact.")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_only_what_is_used_is_compiled(monkeypatch: pytest.MonkeyPatch, hooks: tuple[str, ...], is_used: bool) -> None:
-    """Compile for the device that trains, and for no other; say what selects there."""
+    """Compile only for the training device, and name the selection."""
     compiled: list[Any] = []
     monkeypatch.setattr(selectors, "prepare", compiled.append)
     monkeypatch.setattr(selectors.importlib.util, "find_spec", lambda _: None)
@@ -230,13 +230,13 @@ def test_only_what_is_used_is_compiled(monkeypatch: pytest.MonkeyPatch, hooks: t
 
 
 def test_indices_stay_on_the_host_for_a_host() -> None:
-    """Copy nothing where there is nothing to copy to."""
+    """Copy no indices for a model on the host."""
     indices = torch.arange(3)
     assert indices is randomk._moved(indices, torch.device("cpu"))
 
 
 def test_jobs_are_queued_on_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for what the device has to do, run the job on the stream, and hand over its result there."""
+    """Wait for pending device work, run the job on its own stream, and return the result there."""
     log: list[str] = []
 
     class Stream:
@@ -269,7 +269,7 @@ def test_jobs_are_queued_on_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatc
 
 
 def test_powersgd_needs_a_device_whose_collectives_it_can_order() -> None:
-    """Refuse a model that is neither on the host nor on a GPU."""
+    """Refuse PowerSGD on a device that is neither host nor GPU."""
     model: Any = SimpleNamespace(module=torch.nn.Linear(2, 2, device="meta"))
     with pytest.raises(InputError, match="on the host or on one GPU, this one is on meta"):
         PowerSGD().attach(model, None)

@@ -1,4 +1,4 @@
-"""Hooks on real Gloo ranks: correct in every step, in agreement, resumable, and clear about what goes wrong."""
+"""Tests of hooks on real Gloo ranks: right in every step, equal on all ranks, resumable, with clear errors."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ Start = Callable[..., list[tuple[int, str, str]]]
 
 @pytest.fixture(scope="module")
 def start(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Start:
-    """``start(ranks, script, *arguments)``: the exit status, output and messages of each rank."""
+    """Return ``start(ranks, script, *arguments)``: exit status, output and messages of each rank."""
 
     def run(ranks: int, script: str, *arguments: str, timeout: float = 250) -> list[tuple[int, str, str]]:
         store = tmp_path_factory.mktemp("store") / "store"
@@ -34,7 +34,7 @@ def start(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Start
 
 @pytest.fixture(scope="module")
 def checked(start: Start) -> Any:
-    """What all checks find on two ranks."""
+    """Return the results of all checks on two ranks."""
     names = ["density_one", "low_rank", "telescope", "shapes_and_options", "feedback", "without_feedback"]
     names += ["compression_gradients", "two_models", STEPS]
     names += [f"{name}:{ALL_MEMORIES}" for name in ("resume", "scaled", "infinite")]
@@ -43,19 +43,19 @@ def checked(start: Start) -> Any:
 
 @pytest.fixture(scope="module")
 def trained(checked: Any) -> Any:
-    """What steps on two ranks are like with each hook."""
+    """Return the results of training with each hook on two ranks."""
     return checked["train"]
 
 
 @pytest.fixture(scope="module")
 def checked_by_three(start: Start) -> Any:
-    """What everything sent is like on three ranks, where sums depend on their order."""
+    """Return the results at density 1 on three ranks, where sums depend on their order."""
     return found_by(start(3, "hooks_check.py", "density_one"))
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def checked_by_any(request: pytest.FixtureRequest, start: Start) -> Any:
-    """What some of the checks find on two ranks, and on four."""
+    """Return the results of some checks on two and on four ranks."""
     if request.param == 2:
         return request.getfixturevalue("checked")
     names = ["density_one", "low_rank", "telescope", f"scaled:{ALL_MEMORIES}", "compression_gradients"]
@@ -63,78 +63,78 @@ def checked_by_any(request: pytest.FixtureRequest, start: Start) -> Any:
 
 
 @pytest.fixture(scope="module")
-def told(start: Start) -> Any:
-    """What a person is told on one rank."""
+def errors(start: Start) -> Any:
+    """Return the error messages on one rank."""
     return found_by(start(1, "hooks_broken.py", "broken", "registering", "sparse"))
 
 
-def check_training(found: dict[str, Any]) -> None:
-    """No step is wrong, all ranks have the same bits, and buckets are equal and unequal."""
-    assert [] == found["wrong"]
-    assert found["agree"]
-    assert [576] * 6 == found["buckets"][:6]
-    assert 1 < len(set(found["buckets"]))
-    assert [] == found["flaws"]
+def check_training(results: dict[str, Any]) -> None:
+    """Check that no step is wrong, all ranks have the same bits, and bucket sizes vary."""
+    assert [] == results["wrong"]
+    assert results["agree"]
+    assert [576] * 6 == results["buckets"][:6]
+    assert 1 < len(set(results["buckets"]))
+    assert [] == results["flaws"]
 
 
 @pytest.mark.parametrize("name", DENSE + SPARSE)
 def test_every_step_is_right_on_two_ranks(trained: Any, name: str) -> None:
-    """Average in every step what each rank took out of its gradient and memory, in many equal and unequal buckets."""
+    """Average in every step what each rank sent of gradient plus residual."""
     check_training(trained[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "check"), [(2, "train:200"), (3, "train:50"), (4, "train:200")])
 def test_every_step_is_right_for_long(start: Start, ranks: int, check: str) -> None:
-    """As on two ranks."""
-    found = found_by(start(ranks, "hooks_check.py", check))["train"]
+    """Average correctly over many steps on two and four ranks."""
+    results = found_by(start(ranks, "hooks_check.py", check))["train"]
     for name in DENSE + SPARSE:
-        check_training(found[name])
+        check_training(results[name])
 
 
 def test_a_corrupted_step_is_found(trained: Any) -> None:
-    """Show that the tests above can fail: one element of one bucket is wrong in one step."""
+    """Detect one wrong element of one bucket, which shows that the tests above can fail."""
     assert [7] == trained["corrupt"]["wrong"]
 
 
 def test_only_lossy_hooks_have_a_residual(trained: Any) -> None:
-    """Leave something for later where not everything is sent."""
+    """Keep a residual only if not everything is sent."""
     assert [0.0] * len(DENSE) == [trained[name]["residual"] for name in DENSE]
     assert all(trained[name]["residual"] > 0 for name in SPARSE)
 
 
 @pytest.mark.parametrize("name", ["topk", "topk exact", "topk parameter", "topk whole", "randomk"])
 def test_density_one_is_dense(checked_by_any: Any, checked_by_three: Any, name: str) -> None:
-    """Send everything at density 1: the mean over the ranks, and for top-k the bits of the sum in rank order."""
-    for found in (checked_by_any["density_one"][name], checked_by_three["density_one"][name]):
-        assert 1e-6 > found["error"]
-        assert 0.0 == found["residual"]
-        assert found["bits"] or name in {"topk whole", "randomk"}  # these are all-reduced
+    """Send everything at density 1: the mean, and for top-k the bits of the sum in rank order."""
+    for results in (checked_by_any["density_one"][name], checked_by_three["density_one"][name]):
+        assert 1e-6 > results["error"]
+        assert 0.0 == results["residual"]
+        assert results["bits"] or name in {"topk whole", "randomk"}  # these are all-reduced
 
 
 def test_what_is_sent_and_what_is_left_is_everything(checked_by_any: Any) -> None:
-    """Find each rank's summed gradients in its own messages and its last residual."""
+    """Sent values and the last residual add up to each rank's gradients."""
     assert 1e-5 > checked_by_any["telescope"]
 
 
 def test_low_rank(checked_by_any: Any) -> None:
-    """Send everything in the first step and at full rank, and come close to the best of two columns with the steps."""
-    found = checked_by_any["low_rank"]
-    assert 1e-5 > max(found["full"], found["left"], found["everything"])
-    assert found["first"] > 1.1 * found["best"]
-    assert 0.999 * found["best"] < found["later"] < 1.01 * found["best"]  # the best itself is reached to rounding
+    """Send everything in the first step and at full rank, and approach the best rank-2 approximation."""
+    results = checked_by_any["low_rank"]
+    assert 1e-5 > max(results["full"], results["left"], results["everything"])
+    assert results["first"] > 1.1 * results["best"]
+    assert 0.999 * results["best"] < results["later"] < 1.01 * results["best"]  # the best itself is reached to rounding
 
 
 @pytest.mark.parametrize("name", MEMORIES)
 def test_checkpoints_resume(checked: Any, name: str) -> None:
-    """Go on from a checkpoint to the same bits; without the hook's state they would be others."""
+    """Resume from a checkpoint with identical bits; without the hook's state bits differ."""
     assert {"parameters": True, "memory": True, "without the state": False} == checked["resume"][name]
 
 
 @pytest.mark.parametrize("name", MEMORIES)
 def test_scaler(checked_by_any: Any, name: str) -> None:
-    """Change no bit by a scaler; on one rank's infinity skip the step and drop the updates of every bucket."""
-    wanted = {
+    """Keep every bit under a scaler; on one rank's infinity skip the step and drop all updates."""
+    expected = {
         "same memory": True,
         "same parameters": True,
         "memory kept": True,
@@ -145,49 +145,49 @@ def test_scaler(checked_by_any: Any, name: str) -> None:
         "agree": True,
         "discarded later": 1,
     }
-    assert wanted == checked_by_any["scaled"][name]
+    assert expected == checked_by_any["scaled"][name]
 
 
 @pytest.mark.parametrize("name", MEMORIES)
 def test_infinity_without_a_scaler(checked: Any, name: str) -> None:
-    """Show one rank's infinity to all, as dense training does, and keep it out of the residual."""
+    """Send one rank's infinity to all ranks, and keep it out of the residual."""
     assert {"seen by all": True, "kept": True, "clean": True, "goes on": True} == checked["infinite"][name]
 
 
 def test_memory_layouts_and_options(checked: Any) -> None:
-    """Be right for tensors in other memory orders, and under DDP's own options."""
+    """Average correctly in other memory layouts and with DDP's options."""
     assert 10 == len(checked["shapes_and_options"])
     assert {} == {name: error for name, error in checked["shapes_and_options"].items() if not error < 1e-5}
 
 
 def test_one_percent_needs_feedback(checked: Any) -> None:
-    """Learn as well as without compression with error feedback, and measurably worse without it."""
+    """Learn with error feedback as well as without compression, and worse without it."""
     losses = checked["feedback"]
     assert losses["with"] < 1.05 * losses["dense"]
     assert losses["without"] > 1.3 * losses["with"]
 
 
 def test_without_feedback(checked: Any) -> None:
-    """Send the largest elements, or drawn elements times n/k, and remember nothing."""
-    found = checked["without_feedback"]
-    assert 1e-6 > max(found[name]["error"] for name in ("topk", "randomk"))
-    assert [647, 0, 0] == [found["randomk"]["sent"], found["randomk"]["kept"], found["topk"]["kept"]]
-    assert 647 <= found["topk"]["sent"] <= 2 * 647
+    """Send the largest elements, or drawn elements times n/k, without residual."""
+    results = checked["without_feedback"]
+    assert 1e-6 > max(results[name]["error"] for name in ("topk", "randomk"))
+    assert [647, 0, 0] == [results["randomk"]["sent"], results["randomk"]["kept"], results["topk"]["kept"]]
+    assert 647 <= results["topk"]["sent"] <= 2 * 647
 
 
 def test_deep_gradient_compression(checked_by_any: Any) -> None:
-    """Follow momentum correction, masking, clipping, warm-up and a changed learning rate as done by hand."""
-    found = checked_by_any["compression_gradients"]
-    assert 1e-5 > found["error"]
-    assert [100, 100, 20, 20, 10, 10, 10] == found["counts"]
+    """Match a reference of momentum correction, masking, clipping, warm-up and learning-rate change."""
+    results = checked_by_any["compression_gradients"]
+    assert 1e-5 > results["error"]
+    assert [100, 100, 20, 20, 10, 10, 10] == results["counts"]
 
 
 def test_two_models_share_a_thread(checked: Any) -> None:
-    """Serve two models from one thread beside other collectives, until both are closed, and a third after that."""
-    found = checked["two_models"]
-    assert (True, [True, False]) == (found["shared"], found["alive"])
-    assert "powersgd was used after its close" in found["refusal"]
-    assert (True, True) == (found["agree"], found["agree later"])
+    """Serve two models by one thread beside other collectives until both close, and then a third."""
+    results = checked["two_models"]
+    assert (True, [True, False]) == (results["shared"], results["alive"])
+    assert "powersgd was used after its close" in results["refusal"]
+    assert (True, True) == (results["agree"], results["agree later"])
 
 
 # What a person is told
@@ -209,17 +209,17 @@ def test_two_models_share_a_thread(checked: Any) -> None:
         ("callback raises", ["A callback of hook failing raised ZeroDivisionError", "on bucket 0"]),
     ],
 )
-def test_broken_hooks_are_named(told: Any, name: str, words: list[str]) -> None:
-    """Name the hook, the bucket and the flaw, and say it again in the next step in place of DDP's assertion."""
-    first, second = told["broken"][name]
+def test_broken_hooks_are_named(errors: Any, name: str, words: list[str]) -> None:
+    """Name the hook, the bucket and the error, also in the next step."""
+    first, second = errors["broken"][name]
     assert [] == [word for word in (*words, "InputError") if word not in first]
     assert [] == [word for word in (*words, "failed in an earlier step") if word not in second]
     assert "INTERNAL ASSERT" not in first + second
 
 
-def test_a_good_hook_is_let_through(told: Any) -> None:
-    """Hand a hook its state, whatever its parameters are named, and its result to DDP."""
-    assert [[""], ["True"]] == [told["broken"]["good"], told["broken"]["good doubles"]]
+def test_a_good_hook_is_let_through(errors: Any) -> None:
+    """Pass the state to a person's hook, and its result to DDP."""
+    assert [[""], ["True"]] == [errors["broken"]["good"], errors["broken"]["good doubles"]]
 
 
 @pytest.mark.parametrize(
@@ -237,19 +237,19 @@ def test_a_good_hook_is_let_through(told: Any) -> None:
         ("not callable", "Guard was given a int"),
     ],
 )
-def test_refused_registrations(told: Any, name: str, words: str) -> None:
-    """Refuse with one sentence what a hook cannot serve."""
-    assert f"InputError: {words}" in told["registering"][name]
+def test_refused_registrations(errors: Any, name: str, words: str) -> None:
+    """Refuse models and states that a hook cannot serve, in one sentence."""
+    assert f"InputError: {words}" in errors["registering"][name]
 
 
-def test_passthrough_serves_other_types(told: Any) -> None:
-    """Let double precision through where nothing is compressed."""
-    assert "" == told["registering"]["double passthrough"]
+def test_passthrough_serves_other_types(errors: Any) -> None:
+    """Accept double precision without compression."""
+    assert "" == errors["registering"]["double passthrough"]
 
 
-def test_sparse_gradients_are_refused(told: Any) -> None:
-    """Say that they have to be made dense."""
-    assert "InputError: Bucket 0 holds sparse gradients" in told["sparse"][0]
+def test_sparse_gradients_are_refused(errors: Any) -> None:
+    """Refuse sparse gradients, and ask for dense ones."""
+    assert "InputError: Bucket 0 holds sparse gradients" in errors["sparse"][0]
 
 
 # How processes end
@@ -258,7 +258,7 @@ def test_sparse_gradients_are_refused(told: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("hook", ["topk", "powersgd"])
 def test_processes_end_by_themselves(tmp_path: Path, hook: str) -> None:
-    """Leave with status 0 and no message after the program's last line, also with a thread that nobody closed."""
+    """Exit with 0 and no message after the last line, also with an unclosed thread."""
     command = [sys.executable, str(RANKS / "hooks_end.py"), "good", hook]
     processes = [
         subprocess.Popen(
@@ -276,7 +276,7 @@ def test_processes_end_by_themselves(tmp_path: Path, hook: str) -> None:
 
 @pytest.mark.parametrize("hook", [pytest.param("topk", marks=pytest.mark.slow), "powersgd"])
 def test_a_lost_rank_is_an_error_not_a_hang(start: Start, hook: str) -> None:
-    """Say that another rank has probably ended."""
+    """Raise an error that another rank probably ended."""
     status, text, _ = start(2, "hooks_end.py", "bereft", hook)[0]
     assert 0 == status
     assert f"LaunchError: Hook {hook} could not exchange bucket" in text

@@ -1,4 +1,4 @@
-"""The table of hooks is read without torch."""
+"""Tests of the table of hooks, which is read without torch."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from commbench.hooks.registry import HOOKS, find_hook
 
 
 def test_the_table_needs_no_torch() -> None:
-    """Read what hooks send without torch, and state what is missing when a class is asked for."""
+    """Read the messages of hooks without torch, and name what a hook's class needs."""
     program = """if True:
         import sys
         sys.modules["torch"] = None
@@ -32,7 +32,7 @@ def test_the_table_needs_no_torch() -> None:
 
 
 def test_an_unknown_hook_is_refused() -> None:
-    """List the hooks as they are typed."""
+    """Refuse an unknown hook, and list the valid names."""
     with pytest.raises(InputError, match=r"Unknown hook .int7.; choose from none, passthrough, fp16, bf16, topk:D"):
         find_hook("int7")
     assert HOOKS["topk"] is find_hook("topk")

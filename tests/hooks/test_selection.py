@@ -1,4 +1,4 @@
-"""Tests of top-k selection with error feedback: what is sent, what stays, and that nothing gets lost."""
+"""Tests of top-k selection with error feedback: sent elements, residual, and conservation."""
 
 import csv
 import json
@@ -30,7 +30,7 @@ VALUE_TYPES = ("float32", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """One step: the payload taken apart, and what stayed."""
+    """One step: the parsed payload, and the residual."""
 
     finite: bool
     indices: NDArray[np.int32]
@@ -40,7 +40,7 @@ class Sent:
 
 
 def send(selector: TopKSelector, gradient: Floats, residual: Floats | None, **options: Any) -> Sent:
-    """Encode a step; the residual is a copy unless ``out_residual`` is given."""
+    """Encode a step; copy the residual unless ``out_residual`` is given."""
     payload = np.full(selector.payload_bytes, 0xAA, dtype=np.uint8)
     rest = options.get("out_residual")
     if rest is None and residual is not None:
@@ -52,7 +52,7 @@ def send(selector: TopKSelector, gradient: Floats, residual: Floats | None, **op
 
 
 def decoded(sent: Sent, n: int) -> Floats:
-    """What the receivers add."""
+    """Return the values that receivers add."""
     total = np.zeros(n, dtype=np.float32)
     value_dtype: Any = sent.values.dtype.name
     decode_add(sent.payload, n, len(sent.indices), value_dtype, total)
@@ -60,7 +60,7 @@ def decoded(sent: Sent, n: int) -> Floats:
 
 
 def check(gradient: Floats, residual: Floats | None, sent: Sent) -> None:
-    """Check that k slots hold the largest elements and that what was sent and what stayed make up the whole."""
+    """Check that k slots hold the largest elements, and that sent values and residual add up."""
     total = gradient if residual is None else gradient + residual
     k = len(sent.indices)
     filled = min(k, int(np.count_nonzero(total)))
@@ -86,7 +86,7 @@ def check(gradient: Floats, residual: Floats | None, sent: Sent) -> None:
 @pytest.mark.parametrize("density", DENSITIES)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_the_largest_are_sent_and_nothing_is_lost(name: str, density: float, value_dtype: Any) -> None:
-    """Fill k slots with the largest elements; what is sent and what stays make up gradient + residual exactly."""
+    """Fill k slots with the largest elements; sent plus residual is exactly the input."""
     selector = TopKSelector(N, math.ceil(density * N), value_dtype=value_dtype)
     for step, residual in enumerate((np.zeros(N, dtype=np.float32), make(name, seed=1), make("gauss", seed=2))):
         gradient = make(name, seed=3)
@@ -97,7 +97,7 @@ def test_the_largest_are_sent_and_nothing_is_lost(name: str, density: float, val
 @settings(max_examples=repetitions(150))
 @given(st.data())
 def test_any_small_array(data: st.DataObject) -> None:
-    """Keep the promises for a few elements of any size."""
+    """Send the largest and lose nothing, for a few elements of any size."""
     n = data.draw(st.integers(1, 40))
     k, step = data.draw(st.integers(1, n)), data.draw(st.integers(0, 2**40))
     gradient = data.draw(arrays(np.float32, n, elements=ELEMENTS))
@@ -109,7 +109,7 @@ def test_any_small_array(data: st.DataObject) -> None:
 @settings(max_examples=repetitions(60))
 @given(st.integers(1, 3000), st.floats(0, 1), st.integers(1, 50), st.integers(0, 2**32 - 1))
 def test_any_number_of_equal_elements(n: int, density: float, levels: int, seed: int) -> None:
-    """Keep the promises where blocks are whole and in part, and elements equal in any number."""
+    """Send the largest and lose nothing, for whole and partial blocks with any number of equal elements."""
     rng = np.random.default_rng(seed)
     gradient = rng.integers(-levels, levels + 1, n).astype(np.float32)
     residual = rng.integers(-levels, levels + 1, n).astype(np.float32)
@@ -119,7 +119,7 @@ def test_any_number_of_equal_elements(n: int, density: float, levels: int, seed:
 
 @pytest.mark.parametrize("density", DENSITIES)
 def test_without_ties_the_set_is_that_of_argpartition(density: float) -> None:
-    """Send the set that sorting would send."""
+    """Send the set that argpartition selects."""
     k = math.ceil(density * N)
     gradient = np.random.default_rng(0).permutation(np.arange(1, N + 1)).astype(np.float32)
     gradient[::2] *= -1
@@ -128,7 +128,7 @@ def test_without_ties_the_set_is_that_of_argpartition(density: float) -> None:
 
 
 def test_no_more_candidates_than_there_is_room_for() -> None:
-    """Hold the most elements above the bar that there can be: all of all blocks but one."""
+    """Handle the maximum number of candidates: all of all blocks but one."""
     n, k = 100_000, 100
     scratch = kernels.make_scratch(n, k)
     gradient = np.linspace(1, 2, n, dtype=np.float32)
@@ -142,7 +142,7 @@ def test_no_more_candidates_than_there_is_room_for() -> None:
 
 
 def test_ties_come_last() -> None:
-    """Send what is strictly larger in every step, before any of the elements that are equal."""
+    """Send strictly larger elements before any of the equal ones."""
     gradient = np.ones(N, dtype=np.float32)
     larger = np.array([3, 500, N - 1])
     gradient[larger] = [2, -3, 2.5]
@@ -156,7 +156,7 @@ def test_ties_come_last() -> None:
 @pytest.mark.parametrize("levels", [(1.0,), (1.0, -1.0), (1.0, 0.5, 0.25), (1.0, 0.0)])
 @pytest.mark.parametrize("larger", [0, 100])
 def test_equal_elements_take_turns_without_feedback(levels: tuple[float, ...], larger: int) -> None:
-    """Send each of m equal elements within ceil(m / slots left for them) steps, each as often as the others."""
+    """Send each of m equal elements equally often, within ceil(m / free slots) steps."""
     k = 300
     gradient = np.random.default_rng(0).choice(np.array(levels, dtype=np.float32), N)
     gradient[5 : 5 + larger] = 7
@@ -170,7 +170,7 @@ def test_equal_elements_take_turns_without_feedback(levels: tuple[float, ...], l
 
 @pytest.mark.parametrize("name", ["all equal", "plus and minus one"])
 def test_equal_elements_take_turns_with_feedback(name: str) -> None:
-    """Send each of n equal elements within ceil(n / k) steps, once before any twice: those that wait have grown."""
+    """Send each of n equal elements once within ceil(n / k) steps."""
     k, gradient = 400, make(name)
     selector, residual, times = TopKSelector(N, k), np.zeros(N, dtype=np.float32), np.zeros(N, dtype=int)
     for step in range(math.ceil(N / k)):
@@ -182,38 +182,38 @@ def test_equal_elements_take_turns_with_feedback(name: str) -> None:
 
 
 def test_small_elements_have_their_turn_with_feedback() -> None:
-    """Send each element within twice the steps in which the smallest grows to the average that a slot carries."""
+    """Send each element within twice the steps that its residual needs to reach the average."""
     k, gradient = 400, make("few values")
     steps = math.ceil(2 * np.abs(gradient).sum() / k / np.abs(gradient[gradient != 0]).min())
-    selector, residual, seen = TopKSelector(N, k), np.zeros(N, dtype=np.float32), gradient == 0
+    selector, residual, sent_elements = TopKSelector(N, k), np.zeros(N, dtype=np.float32), gradient == 0
     for step in range(steps):
         sent = send(selector, gradient, residual, step=step)
         assert sent.rest is not None
-        residual, seen[sent.indices] = sent.rest, True
-    assert seen.all()
+        residual, sent_elements[sent.indices] = sent.rest, True
+    assert sent_elements.all()
 
 
 @pytest.mark.parametrize("value_dtype", VALUE_TYPES)
 def test_nothing_is_lost_over_steps(value_dtype: Any) -> None:
-    """Let all that was sent in 50 steps and what stays at the end add up to all gradients."""
+    """Sent values of 50 steps and the last residual add up to all gradients."""
     selector = TopKSelector(N, 200, value_dtype=value_dtype)
-    residual, arrived, wanted = np.zeros(N, dtype=np.float32), np.zeros(N), np.zeros(N)
+    residual, arrived, expected = np.zeros(N, dtype=np.float32), np.zeros(N), np.zeros(N)
     for step in range(50):
         gradient = make("student t2", seed=step)
         sent = send(selector, gradient, residual, step=step)
         assert sent.rest is not None
         residual = sent.rest
-        wanted += gradient
+        expected += gradient
         np.add.at(arrived, sent.indices, sent.values.astype(np.float64))
     assert arrived.any()
-    np.testing.assert_allclose(arrived + residual, wanted, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(arrived + residual, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", [0, 5000, N - 1])
 @pytest.mark.parametrize("where", ["gradient", "residual"])
 def test_values_that_are_not_finite_reach_all_ranks(where: str, position: int, bad: float) -> None:
-    """Keep both residuals and send NaN in valid slots, in either type of value."""
+    """Send NaN in valid slots and keep the residual, for either value type."""
     inputs: dict[str, Any] = {"gradient": make("gauss"), "residual": make("gauss", seed=1)}
     inputs[where][position] = bad
     before, other = inputs["residual"].copy(), np.full(N, 3, dtype=np.float32)
@@ -230,14 +230,14 @@ def test_values_that_are_not_finite_reach_all_ranks(where: str, position: int, b
 
 
 def test_a_sum_that_overflows_is_not_finite() -> None:
-    """Notice that two finite numbers have an infinite sum."""
+    """Detect an infinite sum of two finite numbers."""
     gradient = np.zeros(1000, dtype=np.float32)
     gradient[77] = 3e38
     assert not send(TopKSelector(1000, 3), gradient, gradient.copy()).finite
 
 
 def test_a_step_that_is_not_finite_does_no_harm_to_the_next() -> None:
-    """Go on after it as if it had not been."""
+    """Continue after a non-finite step as if it had not happened."""
     gradient, residual = make("gauss"), make("gauss", seed=1)
     broken = gradient.copy()
     broken[9] = np.inf
@@ -249,7 +249,7 @@ def test_a_step_that_is_not_finite_does_no_harm_to_the_next() -> None:
 
 @pytest.mark.parametrize("value_dtype", VALUE_TYPES)
 def test_where_the_new_residual_goes_changes_nothing_else(value_dtype: Any) -> None:
-    """Select alike in place, beside, from no residual and from zeros; write only what is to be written."""
+    """Select alike in place, beside, without residual and from zeros; write no other memory."""
     selector = TopKSelector(N, 555, value_dtype=value_dtype)
     gradient, residual = make("student t2"), make("student t2", seed=1)
     kept = gradient.copy(), residual.copy()
@@ -271,7 +271,7 @@ def test_where_the_new_residual_goes_changes_nothing_else(value_dtype: Any) -> N
 
 
 def test_fewer_than_k_that_are_not_zero() -> None:
-    """Send all of them; the slots left over name the first elements and add zero."""
+    """Send all non-zero elements; unused slots name the first elements with zero."""
     gradient = np.zeros(1000, dtype=np.float32)
     gradient[[17, 801]] = [1e-44, -5]
     sent = send(TopKSelector(1000, 5), gradient, np.zeros(1000, dtype=np.float32), step=7)
@@ -280,7 +280,7 @@ def test_fewer_than_k_that_are_not_zero() -> None:
 
 
 def test_density_one_is_dense() -> None:
-    """Send everything where there is a slot for everything."""
+    """Send everything if there is a slot for every element."""
     gradient = make("few values")
     sent = send(TopKSelector(N, N), gradient, np.zeros(N, dtype=np.float32))
     assert np.array_equal(gradient, decoded(sent, N))
@@ -289,7 +289,7 @@ def test_density_one_is_dense() -> None:
 
 
 def test_float16_values_are_rounded_as_numpy_rounds() -> None:
-    """Send the nearest float16, ties to even, for numbers of every size that float16 has; and read every float16."""
+    """Send the nearest float16, ties to even, and decode every float16."""
     rng = np.random.default_rng(0)
     numbers = np.ldexp(rng.uniform(-2, 2, N), rng.integers(-28, 15, N)).astype(np.float32)
     halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
@@ -301,7 +301,7 @@ def test_float16_values_are_rounded_as_numpy_rounds() -> None:
 
 
 def test_float16_values_are_cut_not_infinite() -> None:
-    """Send at most 65504, and a bit less where float32 could not hold the exact rest."""
+    """Clamp to 65504, or less if float32 cannot hold the exact residual."""
     gradient = np.array([65504, -65519, 65520, 1e5, 2.0**29, -(2.0**38) - 2.0**15, 2.0**39, 3e38], dtype=np.float32)
     sent = send(TopKSelector(8, 8, value_dtype="float16"), gradient, np.zeros(8, dtype=np.float32))
     assert [65504, -65504, 65504, 65504, 65472, -32768, 0, 0] == decoded(sent, 8).tolist()
@@ -311,7 +311,7 @@ def test_float16_values_are_cut_not_infinite() -> None:
 
 @pytest.mark.parametrize("value_dtype", VALUE_TYPES)
 def test_payloads_of_several_ranks_add_up(value_dtype: Any) -> None:
-    """Add every rank's payload to what is there, from one buffer and an odd number of slots."""
+    """Add every rank's payload from one buffer, also with an odd number of slots."""
     k, size = 33, payload_bytes(33, value_dtype)
     gathered, expected = np.empty(3 * size, dtype=np.uint8), np.ones(N, dtype=np.float32)
     into = expected.copy()
@@ -325,7 +325,7 @@ def test_payloads_of_several_ranks_add_up(value_dtype: Any) -> None:
 
 @pytest.mark.parametrize(("k", "value_dtype", "expected"), [(1, "float32", 8), (1, "float16", 8), (4, "float16", 24)])
 def test_payloads_are_whole_words(k: int, value_dtype: Any, expected: int) -> None:
-    """Take 4 bytes for an index, 2 or 4 for a value, and end with zeros at a multiple of 4."""
+    """Use 4 bytes per index and 2 or 4 per value, zero-padded to a multiple of 4."""
     selector = TopKSelector(10, k, value_dtype=value_dtype)
     assert expected == selector.payload_bytes == payload_bytes(k, value_dtype)
     sent = send(selector, np.ones(10, dtype=np.float32), None)
@@ -335,7 +335,7 @@ def test_payloads_are_whole_words(k: int, value_dtype: Any, expected: int) -> No
 
 @pytest.mark.parametrize("index", [-1, 1000])
 def test_indices_that_are_not_there_are_refused(index: int) -> None:
-    """Refuse a payload that would write beyond the bucket, before anything is written."""
+    """Refuse a payload with an index beyond the bucket before writing."""
     sent = send(TopKSelector(1000, 5), np.ones(1000, dtype=np.float32), None)
     sent.indices[3] = index
     into = np.zeros(1000, dtype=np.float32)
@@ -349,7 +349,7 @@ def test_indices_that_are_not_there_are_refused(index: int) -> None:
     [(0, 0, "float32"), (5, 0, "float32"), (5, 6, "float32"), (2**31, 1, "float32"), (5, 1, "float64")],
 )
 def test_impossible_selectors_are_refused(n: int, k: int, value_dtype: Any) -> None:
-    """Refuse what cannot be sent, when encoding and when decoding."""
+    """Refuse an impossible number of elements, in encoding and decoding."""
     with pytest.raises(InputError):
         TopKSelector(n, k, value_dtype=value_dtype)
     with pytest.raises(InputError):
@@ -357,7 +357,7 @@ def test_impossible_selectors_are_refused(n: int, k: int, value_dtype: Any) -> N
 
 
 def wrong_arrays() -> dict[str, dict[str, Any]]:
-    """Arguments of ``encode`` that compiled code must not get, by what is wrong with them."""
+    """Return invalid arguments of ``encode`` by what is wrong."""
     block = np.zeros(200, dtype=np.float32)
     read_only = np.zeros(100, dtype=np.float32)
     read_only.flags.writeable = False
@@ -377,7 +377,7 @@ def wrong_arrays() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("wrong", wrong_arrays())
 def test_arrays_that_do_not_fit_are_refused(wrong: str) -> None:
-    """Say what is wrong with an array instead of reading beyond it."""
+    """Refuse an invalid array by name, before native code reads it."""
     arguments: dict[str, Any] = {
         "gradient": np.zeros(100, dtype=np.float32),
         "residual": np.zeros(100, dtype=np.float32),
@@ -389,7 +389,7 @@ def test_arrays_that_do_not_fit_are_refused(wrong: str) -> None:
 
 
 def test_nothing_is_compiled_after_preparing() -> None:
-    """Have everything compiled by ``prepare`` that encoding and decoding need, and let other threads run in it."""
+    """Compile everything in ``prepare``, and release the interpreter lock in it."""
     prepare()
     compiled = (kernels.select, kernels.write_singles, kernels.write_halves, kernels.add_singles, kernels.add_halves)
     before = [len(kernel.signatures) for kernel in compiled]
@@ -406,7 +406,7 @@ def test_nothing_is_compiled_after_preparing() -> None:
 
 @pytest.mark.slow
 def test_the_benchmark_keeps_what_it_measured(tmp_path: Path, run_benchmark: RunBenchmark) -> None:
-    """Write a line for each kind of data, all times and the conditions, and exit as the lines say."""
+    """Write a line per kind of data with all times and conditions, and exit by the verdict."""
     pytest.importorskip("torch")
     done = run_benchmark("selection", "--mib", "0.1", "--rounds", "6", "--out", str(tmp_path / "out"))
     with (tmp_path / "out" / "selection.csv").open() as stream:

@@ -1,4 +1,4 @@
-"""The clock of a step: instants of this process, or events that are read only when somebody waits for them."""
+"""Tests of the clock of a step: host timestamps, or GPU events read only when awaited."""
 
 from typing import Any
 
@@ -15,19 +15,19 @@ from commbench.hooks.step_clock import clock_of, elapsed_ms, elapsed_ns, event_c
 
 
 class Ticking:
-    """An instant that is a microsecond later whenever it is asked for."""
+    """A timestamp that grows by one microsecond per call."""
 
     def __init__(self) -> None:
         self.ns = 0.0
 
     def __call__(self) -> float:
-        """Go on."""
+        """Return the next timestamp."""
         self.ns += 1000
         return self.ns
 
 
 def test_the_host_counts_nanoseconds() -> None:
-    """Take marks for what they are."""
+    """Return host marks as nanoseconds."""
     assert 1500 == elapsed_ns(500, 2000)
     assert -2.5 == elapsed_ms(3_000_000, 500_000)
     first = host_clock()
@@ -35,13 +35,13 @@ def test_the_host_counts_nanoseconds() -> None:
 
 
 def test_a_model_on_the_host_is_timed_by_the_host() -> None:
-    """Choose the clock by where the parameters are; the host's where there are none."""
+    """Choose the clock by the parameters' device, and the host's without parameters."""
     assert host_clock is clock_of(torch.nn.Linear(2, 1))
     assert host_clock is clock_of(torch.nn.ReLU())
 
 
 def test_marking_waits_for_nothing_and_reading_for_both_events() -> None:
-    """Queue events, and read the microseconds between them, forwards and backwards."""
+    """Queue events without waiting, and read signed microseconds between them."""
     cuda = SimulatedCuda(now=Ticking())
     clock = event_clock(0, cuda)
     first, second, third = clock(), clock(), clock()
@@ -57,7 +57,7 @@ def test_marking_waits_for_nothing_and_reading_for_both_events() -> None:
 
 
 def test_the_substitute_of_cuda_refuses_events_that_were_not_awaited() -> None:
-    """Raise as CUDA does; otherwise the test above would show nothing."""
+    """Raise for events not awaited, as CUDA does."""
     clock = event_clock(0, SimulatedCuda())
     first, second = clock(), clock()
     first.synchronize()
@@ -69,20 +69,20 @@ class FakeBucket:
     """A bucket of four zeros."""
 
     def buffer(self) -> Any:
-        """As GradBucket."""
+        """Return the buffer, as GradBucket does."""
         return torch.zeros(4)
 
     def index(self) -> int:
-        """As GradBucket."""
+        """Return the index, as GradBucket does."""
         return 1
 
     def is_last(self) -> bool:
-        """As GradBucket."""
+        """Return True, as GradBucket does for the last bucket."""
         return True
 
 
 class Sending(Hook):
-    """Sends nothing; encoding takes one tick of the clock, the way two, decoding three."""
+    """A hook that sends nothing: encoding takes one tick, communication two, decoding three."""
 
     name = "sending"
 
@@ -90,7 +90,7 @@ class Sending(Hook):
         self.tick = tick
 
     def launch(self, bucket: Any, watch: Stopwatch) -> tuple[Any, Finish]:
-        """Pretend."""
+        """Simulate the exchange."""
         watch.encoded()
         watch.started()
         self.tick()
@@ -105,20 +105,20 @@ class Sending(Hook):
         return future, finish
 
     def messages(self, bucket: Any) -> tuple[Any, ...]:  # noqa: ARG002
-        """Nothing."""
+        """Return no messages."""
         return ()
 
 
 def test_a_bucket_is_marked_on_its_way() -> None:
-    """Tell of each bucket when it was ready, started and done, since a mark of one's choice."""
+    """Report when each bucket was ready, started and done, relative to a reference mark."""
     now = Ticking()
     cuda = SimulatedCuda(now=now)
     hook = Sending(now)
-    told: list[BucketMarks] = []
-    hook.observer, hook.clock = told.append, event_clock(0, cuda)
+    marked: list[BucketMarks] = []
+    hook.observer, hook.clock = marked.append, event_clock(0, cuda)
     since = hook.clock()
     hook.run(FakeBucket())
-    (marks,) = told
+    (marks,) = marked
     assert (6, 0) == (cuda.events, cuda.waits)
     times = marks.times(since)
     assert (1, 4, True) == (times.index, times.numel, times.is_last)
@@ -127,7 +127,7 @@ def test_a_bucket_is_marked_on_its_way() -> None:
 
 
 def test_without_an_observer_no_event_is_made() -> None:
-    """Cost a training that nobody watches nothing on a GPU."""
+    """Create no event on a GPU without an observer."""
     cuda = SimulatedCuda()
     hook = Sending(lambda: None)
     hook.clock = event_clock(0, cuda)
@@ -136,7 +136,7 @@ def test_without_an_observer_no_event_is_made() -> None:
 
 
 def test_what_a_hook_does_between_collectives_is_decoding() -> None:
-    """Add it to what comes after the last; what was never marked took no time."""
+    """Count work between collectives as decoding, and a missing mark as zero time."""
     now = Ticking()
     watch = Stopwatch(event_clock(0, SimulatedCuda(now=now)))
     for ticks in (1, 4):

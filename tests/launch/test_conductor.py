@@ -1,4 +1,4 @@
-"""Tests of the conductor with played ranks: every way in which a launch can end."""
+"""Tests of the conductor with simulated ranks: every way in which a launch can end."""
 
 import json
 import shutil
@@ -16,12 +16,12 @@ from commbench.results import load_run
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """No test may leave a process behind."""
+    """Fail if a test leaves a process behind."""
     yield from marked_environment(monkeypatch)
 
 
 def crash_in(*bad: Case) -> str:
-    """Return what played ranks do that measure everything but raise in some cases."""
+    """Return a script of simulated ranks that measure everything but raise in some cases."""
     return f"""
 session()
 for i, planned in enumerate(plan.cases):
@@ -35,7 +35,7 @@ end(is_complete=True)
 
 
 def test_a_run_measures_every_case_in_every_launch(tmp_path: Path) -> None:
-    """End with code 0 and everything on disk."""
+    """Exit with 0 after measuring every case in every launch."""
     code, info, display = run(tmp_path, ALL)
     assert (0, "complete") == (code, info["status"])
     assert EVERYTHING == sorted(measured(tmp_path))
@@ -47,14 +47,14 @@ def test_a_run_measures_every_case_in_every_launch(tmp_path: Path) -> None:
 
 
 def test_later_launches_keep_the_settings_of_the_first(tmp_path: Path) -> None:
-    """Keep warm-ups and batch."""
+    """Reuse warm-ups and batch of launch 1 in later launches."""
     check = "assert plan.launch == 0 or all(p.fixed.warmups == 7 for p in plan.cases)\n"
     check += "assert plan.launch == 1 or not any(p.fixed for p in plan.cases)\n"
     assert 0 == run(tmp_path, check + ALL)[0]
 
 
 def test_noise_on_either_stream_is_no_harm(tmp_path: Path) -> None:
-    """Skip foreign and torn lines."""
+    """Ignore foreign and torn lines on stdout and stderr."""
     noise = (
         "print('hello'); print('{\"frame\":\"record\",\"rec', flush=True); sys.stderr.write('@commbench heartbeat {')\n"
     )
@@ -62,7 +62,7 @@ def test_noise_on_either_stream_is_no_harm(tmp_path: Path) -> None:
 
 
 def test_wrong_data_is_found_at_the_end(tmp_path: Path) -> None:
-    """Finish everything, then end with code 4, also when nothing is left to do."""
+    """Finish the run, then exit with 4 for wrong data, also when nothing is left to measure."""
     script = ALL.replace("measured(i)", "measured(i, status='wrong' if i == 1 else 'ok')")
     assert 4 == run(tmp_path, script)[0]
     assert 8 == len(measured(tmp_path))
@@ -73,7 +73,7 @@ def test_wrong_data_is_found_at_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_wrong_data_outranks_a_partial_run(tmp_path: Path) -> None:
-    """End with code 4 although a case failed too; the status stays partial, so that the case is tried again."""
+    """Exit with 4 although a case failed too; keep the status partial to retry that case."""
     script = crash_in(CASES[2]).replace("measured(i)", "measured(i, status='wrong')")
     code, info, _ = run(tmp_path, script)
     assert (4, "partial") == (code, info["status"])
@@ -81,7 +81,7 @@ def test_wrong_data_outranks_a_partial_run(tmp_path: Path) -> None:
 
 
 def test_a_crash_is_partial_and_resumes(tmp_path: Path) -> None:
-    """Keep what was measured, name the rank and the case, and measure the rest the next time."""
+    """Keep the measurements, name the rank and the case, and measure the rest on resume."""
     words = "fail(1, 'ValueError', 'boom')\nprint('last', file=sys.stderr)\n"
     crash = f"session(); measured(0)\nbegin(1)\n{words}sys.exit(1)"
     code, info, display = run(tmp_path, crash, fail_fast=True)
@@ -99,7 +99,7 @@ def test_a_crash_is_partial_and_resumes(tmp_path: Path) -> None:
 
 
 def test_a_crash_costs_its_case_only(tmp_path: Path) -> None:
-    """Go on with new ranks, leave the case out of later launches too, and say at the end how many failed."""
+    """Continue with new ranks after a crash, skip the case in later launches, and count the failures."""
     launcher = ScriptLauncher(crash_in(CASES[1], CASES[2]))
     display = Recorder()
     code, info, _ = run(tmp_path, launcher, display=display)
@@ -119,7 +119,7 @@ def test_a_crash_costs_its_case_only(tmp_path: Path) -> None:
 
 
 def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
-    """Go on after a hang as after a crash."""
+    """Continue with new ranks after a hang."""
     hang = f"session()\nfor i, p in enumerate(plan.cases):\n    if p.case.key == {CASES[0].key!r}:\n"
     hang += "        begin(i); beat(0, 1); time.sleep(600)\n    measured(i)\nend(is_complete=True)"
     code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=0.5))
@@ -129,7 +129,7 @@ def test_a_hang_costs_its_case_only(tmp_path: Path) -> None:
 
 
 def test_a_case_that_fails_is_tried_once_a_call(tmp_path: Path) -> None:
-    """Leave a case out although it failed in the last launch of a call, and try it again in the next call."""
+    """Try a failed case once per call, and again in the next call."""
     launcher = ScriptLauncher(crash_in(CASES[1]))
     request = make_request(CASES, launches=1)
     assert [3, 3] == [run(tmp_path, launcher, request)[0] for _ in range(2)]
@@ -138,7 +138,7 @@ def test_a_case_that_fails_is_tried_once_a_call(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_failure_between_cases_ends_no_run(tmp_path: Path) -> None:
-    """Start new ranks as long as each start measures something; nothing is missing in the end."""
+    """Start new ranks as long as each start measures a case."""
     launcher = ScriptLauncher("session(); measured(0)\nif len(plan.cases) > 1: sys.exit(1)\nend(is_complete=True)")
     code, info, display = run(tmp_path, launcher)
     assert (0, "complete", 8) == (code, info["status"], launcher.started)
@@ -148,7 +148,7 @@ def test_a_failure_between_cases_ends_no_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_three_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
-    """Stop where one case after the other fails; a result in between begins the count again."""
+    """Stop after three failed cases in a row; a measured case resets the count."""
     launcher = ScriptLauncher("session(); begin(0); sys.exit(1)")
     code, info, _ = run(tmp_path / "row", launcher)
     assert (3, "partial", 3) == (code, info["status"], launcher.started)
@@ -163,7 +163,7 @@ def test_three_failures_in_a_row_end_the_run(tmp_path: Path) -> None:
 
 
 def test_a_start_that_reaches_no_case_ends_the_run(tmp_path: Path) -> None:
-    """Stop at once, also after a case that failed by itself, and name both."""
+    """Stop if new ranks fail before any case, and report this and the earlier failure."""
     (tmp_path / "ready").touch()
     script = f"flag = {str(tmp_path / 'ready')!r}\nif not os.path.exists(flag): sys.exit('no more slots')\n"
     script += "os.remove(flag); session(); begin(0); sys.exit(1)"
@@ -175,14 +175,14 @@ def test_a_start_that_reaches_no_case_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_cannot_start_is_partial(tmp_path: Path) -> None:
-    """Quote what it wrote; no case has failed."""
+    """Quote the launcher's message, and record no failed case."""
     code, info, _ = run(tmp_path, "sys.exit('not enough slots')")
     assert (3, []) == (code, measured(tmp_path))
     assert "the launcher ended with exit status 1: not enough slots" == info["reason"]
 
 
 def test_a_launcher_that_vanishes_is_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the first launch where the program is gone before the second, and resume when it is back."""
+    """Keep the first launch if the launcher is missing for the second, and resume later."""
     launcher = ScriptLauncher(ALL)
     command = launcher.command
     monkeypatch.setattr(launcher, "command", lambda *words, **how: command(*words, **how) if not gone else ["/gone"])
@@ -197,7 +197,7 @@ def test_a_launcher_that_vanishes_is_partial(tmp_path: Path, monkeypatch: pytest
 
 
 def test_results_that_vanish_lose_nothing(tmp_path: Path) -> None:
-    """Write what was measured again where the directory is removed in a running sweep; the same call resumes."""
+    """Rewrite the results if their directory is removed during a run, and resume."""
     out = tmp_path / "run"
     with pytest.raises(LaunchError, match="has vanished or been replaced while the run went on"):
         run(out, ALL, display=Recorder(lambda: shutil.rmtree(out), when=3))
@@ -210,7 +210,7 @@ def test_results_that_vanish_lose_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hang_is_partial_and_names_the_rank(tmp_path: Path) -> None:
-    """Tear a launch down in which nothing moves, although ranks are alive; end with code 3."""
+    """End a launch without progress, name the rank, and exit with 3."""
     hang = "session(); measured(0); begin(1)\n"
     hang += "while True: beat(0, 2); beat(1, 1); time.sleep(0.1)"
     code, info, _ = run(tmp_path, hang, make_request(CASES, case_timeout_s=1.0), fail_fast=True)
@@ -220,7 +220,7 @@ def test_a_hang_is_partial_and_names_the_rank(tmp_path: Path) -> None:
 
 
 def test_a_launch_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave nothing behind, neither the launcher nor what it started in a session of its own."""
+    """Kill a launcher that ignores SIGTERM and its child in another session."""
     monkeypatch.setattr("commbench.launch.process.GRACE_S", 0.5)
     stubborn = "import signal, subprocess\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     stubborn += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
@@ -229,7 +229,7 @@ def test_a_launch_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: py
 
 
 def test_ranks_that_stay_after_a_complete_launch_are_a_warning(tmp_path: Path) -> None:
-    """Keep a launch whose ranks fail to leave, with a warning."""
+    """Keep a complete launch whose ranks do not exit, and warn."""
     code, info, display = run(tmp_path, ALL + "sys.exit(1)")
     assert (0, "complete") == (code, info["status"])
     assert ["Launch 1: the ranks did not leave cleanly", "Launch 2: the ranks did not leave cleanly"] == [
@@ -241,7 +241,7 @@ VISITED = "session()\nfor i in range(len(plan.cases)): measured(i, share=0.5, vi
 
 
 def test_a_crash_in_a_later_visit_fails_the_case(tmp_path: Path) -> None:
-    """Name the rank and the case although each case has a visit; the next time measure that case again."""
+    """Mark the case of a crash in a later visit as failed, and measure it again on resume."""
     crash = "begin(1)\nfail(1, 'ValueError', 'boom')\nsys.exit(1)"
     code, info, _ = run(tmp_path, VISITED + crash, make_request(CASES, launches=1))
     assert (3, "partial") == (code, info["status"])
@@ -252,20 +252,20 @@ def test_a_crash_in_a_later_visit_fails_the_case(tmp_path: Path) -> None:
 
 
 def test_a_crash_between_later_visits_is_a_warning(tmp_path: Path) -> None:
-    """Keep the visits before it, and say that the launch has fewer than planned."""
+    """Keep the finished visits, and warn that the launch has fewer than planned."""
     code, info, display = run(tmp_path, VISITED + "sys.exit(1)", make_request(CASES, launches=1))
     assert (0, ["failed"]) == (code, [launch["status"] for launch in info["launches"]])
     assert ["Launch 1 has fewer visits than planned"] == [text.partition(":")[0] for text in display.warnings]
 
 
 def test_a_time_limit_may_leave_out_later_visits(tmp_path: Path) -> None:
-    """Take a launch for complete if its ranks say so although visits are missing."""
+    """Treat a launch that the time limit ended before its last visits as complete."""
     code, info, display = run(tmp_path, VISITED + "end(is_complete=True)\n", make_request(CASES, launches=1))
     assert (0, "complete", []) == (code, info["status"], display.warnings)
 
 
 def test_what_ranks_refuse_is_bad_input(tmp_path: Path) -> None:
-    """Raise the rank's sentence."""
+    """Raise the sentence with which ranks refuse a plan."""
     refuse = "fail(0, '', 'Install numba.', is_bad_input=True); sys.exit(1)"
     with pytest.raises(InputError, match=r"^Install numba\.$"):
         run(tmp_path, refuse)
@@ -273,7 +273,7 @@ def test_what_ranks_refuse_is_bad_input(tmp_path: Path) -> None:
 
 
 def test_a_run_does_not_go_on_under_other_conditions(tmp_path: Path) -> None:
-    """Refuse to mix, and leave the run as it was."""
+    """Refuse to resume under other conditions, and leave the run unchanged."""
     assert 3 == run(tmp_path, "session(); measured(0); sys.exit(1)", fail_fast=True)[0]
     before = (measured(tmp_path), json.loads((tmp_path / "run.json").read_text())["launches"])
     with pytest.raises(InputError, match="cpu_model: abacus vs slide rule"):
@@ -283,7 +283,7 @@ def test_a_run_does_not_go_on_under_other_conditions(tmp_path: Path) -> None:
 
 
 def test_a_complete_run_that_is_refused_stays_as_it_was(tmp_path: Path) -> None:
-    """Put back what the start has written already."""
+    """Restore run.json if adding launches to a complete run is refused."""
     assert 0 == run(tmp_path, ALL, make_request(CASES, launches=1))[0]
     file = tmp_path / "run.json"
     before = {**json.loads(file.read_text()), "launcher": "another", "budget": "another", "reason": "as it was"}
@@ -294,7 +294,7 @@ def test_a_complete_run_that_is_refused_stays_as_it_was(tmp_path: Path) -> None:
 
 
 def test_conditions_that_change_during_a_run_are_a_warning(tmp_path: Path) -> None:
-    """Go on, but say so once."""
+    """Continue if conditions change during a run, and warn once."""
     script = ALL.replace("session()", "session(cpu_model=f'model {plan.launch > 0}')")
     code, _, display = run(tmp_path, script, make_request(CASES, launches=3))
     assert 0 == code
@@ -317,7 +317,7 @@ def test_the_selection_in_use_is_recorded_and_a_slow_one_reported(
 
 
 def test_a_time_limit_that_leaves_cases_without_a_launch_is_partial(tmp_path: Path) -> None:
-    """Cut the first launch at its deadline, say how many cases have no launch, and end with code 3."""
+    """Exit with 3 if the time limit left cases unmeasured; state how many."""
     script = "session(); measured(0); assert plan.deadline_s == 0.0; end(is_complete=False)"
     code, info, display = run(tmp_path, script, make_request(CASES, time_limit_s=0.5))
     assert (3, "partial", 1) == (code, info["status"], len(measured(tmp_path)))
@@ -330,7 +330,7 @@ def test_a_time_limit_that_leaves_cases_without_a_launch_is_partial(tmp_path: Pa
 
 
 def test_a_time_limit_that_leaves_launches_out_cuts_the_run(tmp_path: Path) -> None:
-    """End with code 0 and status cut where each case has a launch; the same command measures the rest."""
+    """Exit with 0 and status cut if each case has a launch; resume measures the rest."""
     code, info, display = run(tmp_path, ALL, make_request(CASES, time_limit_s=0.5))
     assert (0, "cut", 4) == (code, info["status"], len(measured(tmp_path)))
     assert "the time limit of 0.5 s was reached after 1 of 2 launches" == info["reason"]

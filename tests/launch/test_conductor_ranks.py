@@ -1,4 +1,4 @@
-"""Tests of the conductor with real ranks by mpirun, for what only they show: the failed rank, and processes left."""
+"""Tests of the conductor with real ranks by mpirun: the diagnosis of failed ranks, and remaining processes."""
 
 import json
 import os
@@ -44,12 +44,12 @@ rank.main()
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """No test may leave a process behind."""
+    """Fail if a test leaves a process behind."""
     yield from marked_environment(monkeypatch)
 
 
 class SabotagedMpirun(MpirunLauncher):
-    """Mpirun with ranks that do harm: ``name`` is the script that they run."""
+    """Mpirun that starts the script ``name`` instead of the ranks' program."""
 
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:  # noqa: ARG002
         """Return mpirun's command for the script."""
@@ -57,7 +57,7 @@ class SabotagedMpirun(MpirunLauncher):
 
 
 def sabotage(tmp_path: Path, harm: str, rank: int = 1, when: str = "seen == 3") -> Launcher:
-    """Return a launcher whose rank ``rank`` does ``harm`` where ``when`` holds."""
+    """Return a launcher whose rank ``rank`` runs the code ``harm`` if ``when`` holds."""
     script = tmp_path / "sabotage.py"
     script.write_text(SABOTAGE.format(harm=harm, rank=rank, when=when))
     return SabotagedMpirun(mpirun=mpirun().mpirun, oversubscribe=True, name=str(script))
@@ -67,12 +67,12 @@ CASES_BY_KEY = {case.key: case for case in MANY}
 
 
 def failed_key(path: Path) -> str:
-    """Return the case that did not end well."""
+    """Return the key of the first case whose status is not ok."""
     return next(key for key, _, status in measured(path) if status != "ok")
 
 
 def on_rank(path: Path, rank: int, number: signal.Signals) -> Callable[[], None]:
-    """Return what sends a signal to a rank of the current launch."""
+    """Return a function that sends a signal to a rank of the current launch."""
 
     def send() -> None:
         ranks = json.loads((path / "run.json").read_text())["ranks"]
@@ -101,7 +101,7 @@ def assert_went_on(path: Path, request: RunRequest, status: str) -> None:
 
 
 def find_failed_rank(path: Path) -> dict[str, Any]:
-    """Return what run.json says of the first launch that failed."""
+    """Return the failed rank of the first failed launch in run.json."""
     entries = json.loads((path / "run.json").read_text())["launches"]
     failed_rank: dict[str, Any] = next(entry["culprit"] for entry in entries if "culprit" in entry)
     assert os.uname().nodename == failed_rank["host"]
@@ -110,7 +110,7 @@ def find_failed_rank(path: Path) -> dict[str, Any]:
 
 
 def assert_ended_in_time(path: Path, timeout_s: float) -> None:
-    """Check that the launch that failed took no longer than its other work, the deadline and 15 s."""
+    """Check that the failed launch ended within its measuring time, the deadline and 15 s."""
     entries = json.loads((path / "run.json").read_text())["launches"]
     failed = next(entry for entry in entries if entry["status"] != "ok")
     assert failed["seconds"] < failed["startup_s"] + failed["measuring_s"] + timeout_s + 15
@@ -119,7 +119,7 @@ def assert_ended_in_time(path: Path, timeout_s: float) -> None:
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
 def test_real_ranks_measure(tmp_path: Path) -> None:
-    """Measure both launches by mpirun, with the conditions of real hosts."""
+    """Measure both launches by mpirun, and record the host's conditions."""
     code, info, display = run(tmp_path, mpirun(), make_request(MANY))
     assert (0, "complete", [], []) == (code, info["status"], display.warnings, display.lines)
     assert 2 * len(MANY) == len(measured(tmp_path))
@@ -133,7 +133,7 @@ def test_real_ranks_measure(tmp_path: Path) -> None:
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
 def test_an_mpi_that_does_not_start_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Show the text that MPI_Init writes before it ends a rank; with two ranks mpirun may hang."""
+    """Print the error of MPI_Init."""
     monkeypatch.setenv("OMPI_MCA_pml", "nosuch")
     code, _, display = run(tmp_path, mpirun(), make_request(MANY[:1], ranks=1, launches=1))
     assert 3 == code
@@ -143,7 +143,7 @@ def test_an_mpi_that_does_not_start_gives_the_reason(tmp_path: Path, monkeypatch
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
 def test_a_real_rank_that_raises_is_named(tmp_path: Path) -> None:
-    """End all ranks, quote the error and show the traceback."""
+    """End all ranks, quote the error and print the traceback."""
     request = make_request(MANY)
     code, info, display = run(tmp_path / "run", sabotage(tmp_path, "raise ValueError('boom')"), request, fail_fast=True)
     assert 3 == code
@@ -159,7 +159,7 @@ def test_a_real_rank_that_raises_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.mpi
 def test_real_ranks_go_on_without_the_cases_that_fail(tmp_path: Path) -> None:
-    """Measure on the fake backend all that raises on no rank, in as many starts as there are failures and launches."""
+    """Measure all cases that do not raise, with one new start per failure."""
     cases = Sweep(backends=["fake"], sizes=[8, 64, 512], operations=["all_reduce", "broadcast"]).cases(2)
     launcher = sabotage(tmp_path, "raise ValueError('boom')", when="case.message_bytes == 64")
     code, info, _ = run(tmp_path / "run", launcher, make_request(cases))
@@ -174,7 +174,7 @@ def test_real_ranks_go_on_without_the_cases_that_fail(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_a_real_rank_that_is_killed_is_named(tmp_path: Path) -> None:
-    """Name the rank that SIGKILL ended, and measure all other cases of both launches with new ranks."""
+    """Name the rank killed by SIGKILL, and measure all other cases with new ranks."""
     request = make_request(MANY)
     display = Recorder(on_rank(tmp_path, 1, signal.SIGKILL), when=2)
     code, info, _ = run(tmp_path, mpirun(), request, display)
@@ -190,7 +190,7 @@ def test_a_real_rank_that_is_killed_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_a_real_rank_that_crashes_shows_where(tmp_path: Path) -> None:
-    """Give the stack of a rank that SIGSEGV ended, and what the other was waiting in."""
+    """Print the stack of a rank that crashed by SIGSEGV, and where the other waited."""
     launcher = sabotage(tmp_path, "import signal; time.sleep(1); signal.raise_signal(signal.SIGSEGV)")
     code, info, display = run(tmp_path / "run", launcher, make_request(MANY), fail_fast=True)
     assert 3 == code
@@ -205,7 +205,7 @@ def test_a_real_rank_that_crashes_shows_where(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
-    """Notice the hang, name the stopped rank and not the one that waits, and print where that one is."""
+    """Detect the hang, name the stopped rank, and print where the other waits."""
     request = make_request(MANY, case_timeout_s=PATIENCE_S)
     display = Recorder(on_rank(tmp_path, 1, signal.SIGSTOP), when=2)
     code, info, _ = run(tmp_path, mpirun(), request, display, fail_fast=True)
@@ -230,7 +230,7 @@ def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("lazy", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int) -> None:
-    """Name the rank that sleeps instead of communicating, by its idle CPU: all have entered as often."""
+    """Name the sleeping rank by its idle CPU."""
     launcher = sabotage(tmp_path, "time.sleep(600)", lazy)
     code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=PATIENCE_S), fail_fast=True)
     assert 3 == code
@@ -241,7 +241,7 @@ def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int)
 @pytest.mark.slow
 @pytest.mark.mpi
 def test_a_real_rank_that_holds_the_interpreter_is_named(tmp_path: Path) -> None:
-    """Name the rank that cannot even beat, and get its stack from the interpreter."""
+    """Name a rank without heartbeats, and print its interpreter's stack."""
     lock = "import ctypes; lock, twice = ctypes.create_string_buffer(64), ctypes.PyDLL(None).pthread_mutex_lock; "
     launcher = sabotage(tmp_path, f"{lock} twice(lock); twice(lock)")
     code, info, _ = run(tmp_path / "run", launcher, make_request(MANY, case_timeout_s=PATIENCE_S), fail_fast=True)
@@ -254,7 +254,7 @@ def test_a_real_rank_that_holds_the_interpreter_is_named(tmp_path: Path) -> None
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
 def test_ctrl_c_ends_real_ranks(tmp_path: Path) -> None:
-    """Leave no rank behind."""
+    """End all ranks on Ctrl-C."""
     request = make_request(MANY)
     display = Recorder(lambda: os.kill(os.getpid(), signal.SIGINT), when=2)
     code, info, _ = run(tmp_path, mpirun(), request, display)
@@ -276,7 +276,7 @@ t.run(Path(sys.argv[1]), t.mpirun(), request, t.Recorder(ready, when=2))
 def test_ranks_do_not_outlive_a_conductor_that_is_killed(
     tmp_path: Path, mark: str, request: pytest.FixtureRequest
 ) -> None:
-    """End by themselves when the conductor has no chance to end them; the run resumes in spite of its lock."""
+    """Ranks exit after their conductor was killed; the run resumes despite its lock."""
     script = CONDUCTOR.format(folders=[str(folder) for folder in Path(__file__).parents[:2]])
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE) as conductor:
         assert conductor.stdout is not None

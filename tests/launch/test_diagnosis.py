@@ -1,4 +1,4 @@
-"""Tests of the diagnosis of a launch that failed, on real texts of launchers."""
+"""Tests of the diagnosis of a failed launch, on real texts of launchers."""
 
 import os
 from pathlib import Path
@@ -70,7 +70,7 @@ SRUN_EXIT = "rank 1 on host n1 left with exit status 7"
     ],
 )
 def test_the_launcher_names_the_rank(stderr: str, expected: str) -> None:
-    """Read the messages of real launchers."""
+    """Find the rank and the reason in messages of real launchers."""
     diagnosis = diagnose_exit(stderr.splitlines(), [], 1, {1: ("n1", 4146)})
     assert (1, expected) == (diagnosis.rank, str(diagnosis.reason))
     assert str(diagnosis.reason).endswith(diagnosis.state)
@@ -87,7 +87,7 @@ def test_the_launcher_names_the_rank(stderr: str, expected: str) -> None:
     ids=["equal numbers", "another name", "either", "nothing known"],
 )
 def test_hydra_names_a_process_of_a_host(processes: dict[int, tuple[str, int]], rank: int | None) -> None:
-    """Find its rank although processes of several hosts may have the same number; guess none."""
+    """Find the rank of a process id only if host and id are unique."""
     assert rank == diagnose_exit(MPICH.splitlines(), [], 1, processes).rank
 
 
@@ -121,7 +121,7 @@ terminated by signals sent by prterun (as reported here).
 
 
 def test_the_rank_that_closed_a_socket_failed_not_the_rank_that_found_it_closed() -> None:
-    """Name the only rank that reports no loss; of several say only that one of them has died."""
+    """Name the only rank that reports no lost connection; of several name none."""
     lines = OPENMPI_SOCKET.splitlines()
     diagnosis = diagnose_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2)})
     assert (1, "n1", "rank 1 on host n1 has died: others lost their connection to it") == (
@@ -139,7 +139,7 @@ def test_the_rank_that_closed_a_socket_failed_not_the_rank_that_found_it_closed(
 
 
 def test_the_rank_at_the_other_end_failed_not_the_rank_that_lost_it() -> None:
-    """Name the rank that is gone, not the rank that mpirun names: the first to notice it."""
+    """Name the lost rank, not the rank that reported the loss."""
     lines = OPENMPI_PEER.splitlines()
     text = "rank 1 on host n1 has died: others lost their connection to it"
     diagnosis = diagnose_exit(lines, [], 14, {0: ("n0", 1), 1: ("n1", 2)})
@@ -150,7 +150,7 @@ def test_the_rank_at_the_other_end_failed_not_the_rank_that_lost_it() -> None:
 
 
 def test_torchrun_may_notice_the_victim_first() -> None:
-    """Name the killed rank in the list of failures, not the rank whose error torchrun calls the root cause."""
+    """Name the killed rank in the list of failures, not the one that torchrun calls the root cause."""
     entry = "  rank      : {} (local_rank: {}) \n  exitcode  : {} (pid: 4146)\n"
     failures = f"Failures:\n{entry.format(1, 1, -9)}Root Cause (first observed failure):\n{entry.format(0, 0, 1)}"
     victim = error(0, "RuntimeError: Read error [127.0.0.1]:34704: Connection reset by peer.")
@@ -161,26 +161,26 @@ def test_torchrun_may_notice_the_victim_first() -> None:
 
 
 def error(rank: int, text: str) -> RankError:
-    """Return what a rank reports that raised: a type and a message, as Python prints them."""
+    """Return the error report of a rank from ``type: message``."""
     kind, _, message = text.partition(": ")
     return RankError(rank=rank, host=f"n{rank}", case=0, error=kind, message=message)
 
 
 def test_the_error_of_a_rank_comes_before_an_exit_status() -> None:
-    """Quote the rank that raised."""
+    """Prefer the error that a rank raised to an exit status."""
     diagnosis = diagnose_exit(OPENMPI_ABORT.splitlines(), [error(1, "ValueError: boom")], 1)
     reason = Reason(code="rank_raised", subject="rank 1 on host n1", parameters={"error": "ValueError: boom"})
     assert Diagnosis(rank=1, host="n1", state="raised ValueError: boom", reason=reason) == diagnosis
 
 
 def test_a_killed_rank_comes_before_partners_that_raise() -> None:
-    """Prefer the death to the victim's error, which comes first."""
+    """Prefer a killed rank to a partner's connection error."""
     victim = error(0, "RuntimeError: Connection closed by peer [127.0.0.1]:4711")
     assert 1 == diagnose_exit(OPENMPI_SIGNAL.splitlines(), [victim], 137).rank
 
 
 def test_a_lost_connection_comes_after_another_error() -> None:
-    """Prefer the error that is not about a lost connection, and an exit status to a victim."""
+    """Prefer another error or an exit status to a lost connection."""
     victim = error(0, "RuntimeError: Broken pipe")
     assert 1 == diagnose_exit([], [victim, error(1, "MemoryError: ")], 1).rank
     assert 1 == diagnose_exit(OPENMPI_EXIT.splitlines(), [victim], 7).rank
@@ -188,9 +188,9 @@ def test_a_lost_connection_comes_after_another_error() -> None:
 
 
 def test_an_unknown_end_quotes_the_last_line() -> None:
-    """Say what is known where no rank can be named."""
-    said = "the launcher ended with exit status 66: prterun was unable to find the program"
-    assert said == str(diagnose_exit(["prterun was unable to find the program", "------"], [], 66).reason)
+    """Quote the exit status and the last line if no rank can be named."""
+    reason = "the launcher ended with exit status 66: prterun was unable to find the program"
+    assert reason == str(diagnose_exit(["prterun was unable to find the program", "------"], [], 66).reason)
     assert "the launcher ended with exit status 3" == str(diagnose_exit([], [], 3).reason)
 
 
@@ -206,14 +206,14 @@ SILENT = Diagnosis(
 
 
 def test_a_silent_rank_comes_before_partners_that_raise() -> None:
-    """Prefer the silent rank to errors and exits of ranks that have lost it."""
+    """Prefer a rank without heartbeats to partners that lost it, but not to another error."""
     victim = error(0, "RuntimeError: Connection closed by peer")
     assert SILENT == diagnose_exit(OPENMPI_EXIT.splitlines(), [victim], 1, silent=SILENT)
     assert 1 == diagnose_exit([], [error(1, "ValueError: boom")], 1, silent=SILENT).rank
 
 
 def test_a_host_whose_daemon_is_lost_is_named() -> None:
-    """Name the host that mpirun has lost, and its rank where that is known."""
+    """Name the host whose daemon mpirun lost, and its rank if known."""
     assert SILENT == diagnose_exit(OPENMPI_LOST.splitlines(), [], 1, silent=SILENT)
     diagnosis = diagnose_exit(OPENMPI_LOST.splitlines(), [], 1)
     assert ("host2", "mpirun has lost its daemon on host host2") == (diagnosis.host, str(diagnosis.reason))
@@ -223,27 +223,27 @@ def test_a_host_whose_daemon_is_lost_is_named() -> None:
 def test_a_kill_for_lack_of_memory_is_distinguished_from_others(
     tmp_path: Path, before: int, after: int, hint: str
 ) -> None:
-    """Use the kernel's counter on this host, and leave the cause open on others."""
+    """Use this host's kernel counter of memory kills; name no cause on other hosts."""
     vmstat = tmp_path / "vmstat"
     vmstat.write_text(f"pgfault 7\noom_kill {before}\n")
     memory = MemoryKills(vmstat)
     vmstat.write_text(f"pgfault 9\noom_kill {after}\n")
-    here, there = os.uname().nodename, OPENMPI_SIGNAL
-    told = diagnose_exit(there.replace("n1", here).splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory)
-    assert hint in str(told.reason)
-    told = diagnose_exit(there.splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory)
-    assert str(told.reason).endswith("; the system may have run out of memory")
+    host, output = os.uname().nodename, OPENMPI_SIGNAL
+    diagnosis = diagnose_exit(output.replace("n1", host).splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory)
+    assert hint in str(diagnosis.reason)
+    diagnosis = diagnose_exit(output.splitlines(), [], 1, is_out_of_memory=memory.is_out_of_memory)
+    assert str(diagnosis.reason).endswith("; the system may have run out of memory")
 
 
 def test_a_kernel_that_does_not_count_leaves_it_open(tmp_path: Path) -> None:
-    """Know nothing without the file or its line."""
+    """Return None if the kernel does not count memory kills."""
     assert MemoryKills(tmp_path / "absent").is_out_of_memory("") is None
     (tmp_path / "vmstat").write_text("pgfault 7\n")
     assert MemoryKills(tmp_path / "vmstat").is_out_of_memory("") is None
 
 
 def test_an_exit_is_explained_where_the_launcher_says_more() -> None:
-    """Add what is known of the reason."""
+    """Add the cause of an exit status if the launcher's output shows it."""
     lines = [*OPENMPI_EXIT.splitlines(), "/usr/bin/python: No module named commbench"]
     expected = "rank 1 left with exit status 7: commbench is not installed for the Python that the ranks run; "
     assert str(diagnose_exit(lines, [], 7).reason).startswith(expected)

@@ -1,4 +1,4 @@
-"""Tests of the failed rank that run.json names, from what ranks have reported."""
+"""Tests of the evidence about a failed rank in run.json, collected from reports of ranks."""
 
 from commbench.collectives.cases import Sweep
 from commbench.errors import Reason
@@ -12,12 +12,12 @@ LOOP = "commbench/timing/loops.py:8 in run"
 
 
 def stack(rank: int, *frames: str, thread: str = MAIN, inside: bool = True) -> Stack:
-    """Return what a rank reports."""
+    """Return a stack report of a rank."""
     return Stack(rank=rank, host=f"n{rank}", thread=thread, stack=list(frames), inside=inside)
 
 
 def test_a_failed_rank_has_all_evidence() -> None:
-    """Name the rank, its process and case, and group the other ranks by stack."""
+    """State rank, process, case and state, and group the other ranks by stack."""
     evidence = Evidence()
     for message in (stack(0, LOOP), stack(2, LOOP), stack(3, LOOP, inside=False), stack(3, "x.py:1 in y", thread="t")):
         evidence.add(message)
@@ -39,7 +39,7 @@ def test_a_failed_rank_has_all_evidence() -> None:
 
 
 def test_the_stack_of_the_failed_rank_has_three_sources() -> None:
-    """Prefer where a rank raised to where it was when it was asked, and that to what its interpreter printed."""
+    """Prefer the stack of an error to a requested one, and that to a crash dump."""
     evidence = Evidence()
     dumped = ["Thread 0x0 (most recent call first):", '  File "lib.py", line 7 in spin']
     assert ["lib.py:7 in spin"] == evidence.failed_rank(STOPPED, CASE, PROCESSES, dumped).stack
@@ -50,7 +50,7 @@ def test_the_stack_of_the_failed_rank_has_three_sources() -> None:
 
 
 def test_without_a_failed_rank_every_rank_is_among_the_others() -> None:
-    """Say where all are; before the first case there is none."""
+    """List every rank among the others if no rank failed."""
     evidence = Evidence()
     evidence.add(stack(0, LOOP))
     failed = evidence.failed_rank(Diagnosis(rank=None, reason=Reason(code="no_rank_stands_out")), None, PROCESSES, [])
@@ -58,7 +58,7 @@ def test_without_a_failed_rank_every_rank_is_among_the_others() -> None:
 
 
 def test_stacks_of_before_do_not_count() -> None:
-    """Forget stacks that were reported before they were asked for."""
+    """Discard stacks reported before the current request."""
     evidence = Evidence()
     evidence.add(stack(0, LOOP))
     evidence.forget_stacks()
@@ -66,6 +66,6 @@ def test_stacks_of_before_do_not_count() -> None:
 
 
 def test_what_a_crash_has_printed_begins_with_its_head() -> None:
-    """Leave out what stood before."""
+    """Return a crash report from its first line on."""
     assert [] == find_crash_report(["warning"])
     assert ["Fatal Python error: Aborted", "x"] == find_crash_report(["warning", "Fatal Python error: Aborted", "x"])

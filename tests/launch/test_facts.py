@@ -1,4 +1,4 @@
-"""Tests of what ranks state about themselves, with places made by hand and ranks that are threads."""
+"""Tests of the facts that ranks state about themselves, with given places and ranks that are threads."""
 
 import os
 
@@ -26,26 +26,26 @@ def place(rank: int, cpus: list[int], clock: str = "boot/ns", host: str = "n0") 
 
 
 def test_ranks_bound_to_a_core_each_are_not_crowded() -> None:
-    """Count the CPUs of all ranks on a machine together."""
+    """Detect oversubscription from the CPUs of all ranks on a machine."""
     assert not are_oversubscribed([place(0, [0]), place(1, [1])])
     assert are_oversubscribed([place(0, [0]), place(1, [0])])
     assert are_oversubscribed([place(0, [0, 1]), place(1, [0, 1]), place(2, [0, 1])])
 
 
 def test_hosts_do_not_share_cpus_but_containers_on_one_machine_do() -> None:
-    """Go by the machine's boot, not by the host name."""
+    """Identify a machine by its boot id, not by its host name."""
     assert not are_oversubscribed([place(0, [0], "a/x", "n0"), place(1, [0], "b/x", "n1")])
     assert are_oversubscribed([place(0, [0], "a/x", "n0"), place(1, [0], "a/x", "n1")])
 
 
 def test_ranks_share_a_clock_only_if_all_name_the_same() -> None:
-    """See a time namespace."""
+    """Treat a time namespace as another clock."""
     assert share_clock([place(0, [0]), place(1, [1])])
     assert not share_clock([place(0, [0]), place(1, [1], "boot/other")])
 
 
 def test_a_session_states_hosts_once_and_every_rank() -> None:
-    """Collect from real ranks that are threads of this process."""
+    """List each host once and every rank."""
 
     def work(control):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
         return collect_session(control, gather_places(control), {"fake": FakeCommunicator(control)}, {"NCCL_X": "1"})
@@ -64,7 +64,7 @@ def test_a_session_states_hosts_once_and_every_rank() -> None:
 
 
 def test_a_session_lists_the_settings_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """List variables set after the first reading, without those of the log; keep them for later launches."""
+    """List NCCL variables set by a configuration file, without log settings, and keep them later."""
     for name, value in (("NCCL_NET", "Socket"), ("NCCL_ALGO", "ring"), ("NCCL_DEBUG_FILE", "a.log")):
         monkeypatch.setenv(name, value)
 
@@ -92,22 +92,22 @@ def session(
 
 
 def test_run_json_gets_the_facts_that_rows_need() -> None:
-    """Count ranks, hosts and ranks per host, and give the clock's resolution in microseconds."""
+    """Write ranks, hosts, ranks per host and the clock's resolution in microseconds."""
     fields = header_fields(session(), {})
     assert (3, 2, 2) == (fields["world_size"], fields["nodes"], fields["ranks_per_node"])
     assert pytest.approx(0.02) == fields["tick_us"]
 
 
 def test_the_first_environment_stays_and_gains_a_library() -> None:
-    """Keep the first launch's conditions, but for a library that only a later one used."""
-    known = {"environment": session()["environment"]}
-    fields = header_fields(session(cpu_model="other", mpi_library="Open MPI"), known)
+    """Keep the first launch's environment, and add a library used later."""
+    header = {"environment": session()["environment"]}
+    fields = header_fields(session(cpu_model="other", mpi_library="Open MPI"), header)
     assert "abacus" == fields["environment"]["hosts"][0]["cpu_model"]
     assert "Open MPI" == fields["environment"]["mpi_library"]
 
 
 def test_the_selection_in_use_is_stated_if_known() -> None:
-    """Record the selection of a hook, and remark on one that is not compiled."""
+    """Record the selection of hooks, with a remark if it is not compiled."""
     assert "fast_selection" not in header_fields({**session(), "fast_selection": None}, {})
     assert "cupy" == header_fields({**session(), "fast_selection": "cupy"}, {})["fast_selection"]
     assert ["", "", ""] == [remark(session() | {"fast_selection": name}) for name in (None, "cupy", "numba")]
@@ -117,55 +117,55 @@ def test_the_selection_in_use_is_stated_if_known() -> None:
 
 
 def test_the_launch_with_the_worst_clock_is_stated() -> None:
-    """Keep the largest bound of all launches, and none where ranks only trained."""
+    """Record the largest clock error of all launches, and none for training only."""
     clocks = [{"method": "synchronised", "error_us": us} for us in (3.0, 9.0, 5.0)]
-    known: dict[str, object] = {}
+    header: dict[str, object] = {}
     for clock in clocks:
-        known |= header_fields({**session(), "clock": clock}, known)
-    assert clocks[1] == known["clock"]
+        header |= header_fields({**session(), "clock": clock}, header)
+    assert clocks[1] == header["clock"]
     assert "clock" not in header_fields(session(), {})
 
 
 def test_the_launch_that_counted_least_energy_is_stated() -> None:
-    """Keep what all launches can be trusted to have counted, with what is missing."""
+    """Record the energy counters that all launches had, with the missing ones."""
     whole, half = {"counted": ["cpu", "gpu"], "missing": {}}, {"counted": ["gpu"], "missing": {"cpu": "no counters"}}
-    known: dict[str, object] = {}
+    header: dict[str, object] = {}
     for energy in (whole, half, whole):
-        known |= header_fields({**session(), "energy": energy}, known)
-    assert half == known["energy"]
+        header |= header_fields({**session(), "energy": energy}, header)
+    assert half == header["energy"]
     assert "energy" not in header_fields(session(), {})
 
 
 def test_other_conditions_are_refused() -> None:
-    """Name the difference and the way out."""
-    known = {"environment": session()["environment"]}
-    refuse_other_conditions(session(), known)
+    """Name the changed condition and what to do."""
+    header = {"environment": session()["environment"]}
+    refuse_other_conditions(session(), header)
     refuse_other_conditions(session(), {})
-    assert ["cpu_model: abacus vs slide rule"] == changed_conditions(session("slide rule"), known)
+    assert ["cpu_model: abacus vs slide rule"] == changed_conditions(session("slide rule"), header)
     with pytest.raises(InputError, match=r"cpu_model: abacus vs slide rule.*choose another --out"):
-        refuse_other_conditions(session("slide rule"), known)
+        refuse_other_conditions(session("slide rule"), header)
 
 
 @pytest.mark.parametrize("name", ["OMPI_MCA_btl", "PRTE_MCA_rmaps", "UCX_TLS", "FI_PROVIDER", "I_MPI_FABRICS"])
 def test_training_does_not_mind_how_mpi_is_set(name: str) -> None:
-    """Carry nothing that is measured over MPI where ranks train: its settings may change, and only there."""
-    known = {"environment": session(variables={name: "a", "NCCL_ALGO": "x"})["environment"]}
+    """Allow training to resume with other MPI settings, but not collectives."""
+    header = {"environment": session(variables={name: "a", "NCCL_ALGO": "x"})["environment"]}
     after = session(variables={name: "b", "NCCL_ALGO": "x"})
-    assert 1 == len(changed_conditions({**after, "training": False}, known))
-    refuse_other_conditions({**after, "training": True}, known)
+    assert 1 == len(changed_conditions({**after, "training": False}, header))
+    refuse_other_conditions({**after, "training": True}, header)
     gone = {**session(variables={"NCCL_ALGO": "x"}), "training": True}
-    refuse_other_conditions(gone, known)
+    refuse_other_conditions(gone, header)
 
 
 @pytest.mark.parametrize("name", ["NCCL_ALGO", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"])
 def test_training_minds_all_else(name: str) -> None:
-    """Refuse other settings of what carries gradients or computes them, and another machine."""
-    known = {"environment": session(variables={name: "a", "OMPI_MCA_btl": "x"})["environment"]}
+    """Refuse to resume training with other Gloo, NCCL or thread settings, or on another machine."""
+    header = {"environment": session(variables={name: "a", "OMPI_MCA_btl": "x"})["environment"]}
     after = session(variables={name: "b", "OMPI_MCA_btl": "x"})
-    (change,) = changed_conditions({**after, "training": True}, known)
+    (change,) = changed_conditions({**after, "training": True}, header)
     assert name in change
     with pytest.raises(InputError, match="slide rule"):
         refuse_other_conditions(
             {**session("slide rule", variables={name: "a"}), "training": True},
-            known,
+            header,
         )

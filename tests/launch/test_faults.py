@@ -1,4 +1,4 @@
-"""Tests of what clusters do to a run: a host loses its network or cannot be reached, memory is full."""
+"""Tests of cluster faults: a lost network, an unreachable host, full shared memory."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ LAB = (sys.executable, "-m", "commbench", "lab", "run")
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """No test may leave a process behind."""
+    """Fail if a test leaves a process behind."""
     yield from marked_environment(monkeypatch)
 
 
@@ -26,7 +26,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.mark.mpi
 @pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_a_host_that_loses_its_network_is_named(tmp_path: Path, backend: str) -> None:
-    """End in time, leave nothing on any host, keep what was measured, and resume when the network is back."""
+    """End in time, leave no process, keep the measurements, and resume when the network is back."""
     out = tmp_path / "run"
     script = Path(__file__).parents[1] / "ranks" / "cut_link.py"
     command = [*LAB, "--hosts", "3", "--rate", "none", "--", sys.executable, str(script), str(out), backend, "host2"]
@@ -48,7 +48,7 @@ def test_a_host_that_loses_its_network_is_named(tmp_path: Path, backend: str) ->
 
 
 def start(tmp_path: Path, hosts: str, before: str = ":", ranks: int = 2) -> tuple[str, dict[str, object]]:
-    """Run a sweep on the hosts of a hostfile, after a shell line in a mount namespace; return output and run.json."""
+    """Run a sweep on a hostfile's hosts after a shell line in a mount namespace; return output and run.json."""
     (tmp_path / "hosts").write_text(hosts)
     run = [sys.executable, "-m", "commbench", "run", "--backend", "mpi", "--collective", "all_reduce", "--sizes", "8"]
     run += ["-n", str(ranks), "--launches", "1", "--oversubscribe", "--out", str(tmp_path / "run")]
@@ -74,7 +74,7 @@ def start(tmp_path: Path, hosts: str, before: str = ":", ranks: int = 2) -> tupl
     ids=["unknown name", "ssh refused"],
 )
 def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, host: str, sentence: str) -> None:
-    """End with code 3 and a sentence at once, keep the launcher's own words, and leave nothing."""
+    """Exit with 3 and a sentence, quote the launcher, and leave no process."""
     output, info = start(tmp_path, f"localhost slots=1\n{host} slots=1\n")
     assert output.startswith("3\n"), output
     assert str(info["reason"]).startswith(f"the ranks could not be started: {sentence}"), output
@@ -85,7 +85,7 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, host: str, sente
 @pytest.mark.lab
 @pytest.mark.usefixtures("forks")
 def test_a_full_memory_file_system_is_a_warning(tmp_path: Path) -> None:
-    """Measure by another way, and say that it is one."""
+    """Measure without shared memory, and warn."""
     shm = "/dev/shm"  # noqa: S108 - the memory of MPI
     output, info = start(tmp_path, "", f"mount -t tmpfs -o size=64k tmpfs {shm}; head -c 200000 /dev/zero > {shm}/x")
     assert output.startswith("0\n"), output

@@ -1,4 +1,4 @@
-"""Tests of who a process is, from the variables that launchers really set."""
+"""Tests of a process's identity, from the variables that launchers really set."""
 
 import pytest
 
@@ -33,14 +33,14 @@ SLURM = {
     ("launcher", "environ"), [("openmpi", OPENMPI), ("mpich", HYDRA), ("torchrun", TORCHRUN), ("slurm", SLURM)]
 )
 def test_a_rank_knows_its_place(launcher: str, environ: dict[str, str]) -> None:
-    """Find the same place in the variables of every launcher."""
+    """Read rank, local rank and world size from the variables of every launcher."""
     place = {"rank": 3, "world_size": 4, "local_rank": 1, "local_size": 2}
     carries_mpi = launcher in {"openmpi", "mpich"}  # nor does an srun without PMI
     assert Identity(role="rank", launcher=launcher, carries_mpi=carries_mpi, **place) == identify(environ)
 
 
 def test_srun_ranks_are_seen_by_mpi_with_pmi_only() -> None:
-    """Recognise each kind of PMI by its variables; take the local rank from Slurm."""
+    """Recognise each PMI by its variables; read the local rank from Slurm."""
     assert not identify(SLURM).carries_mpi
     assert identify({**SLURM, "PMIX_NAMESPACE": "slurm.pmix.7.0"}).carries_mpi
     assert identify({**SLURM, "I_MPI_PMI_LIBRARY": "/usr/lib/libpmi2.so"}).carries_mpi
@@ -60,49 +60,49 @@ def test_srun_ranks_are_seen_by_mpi_with_pmi_only() -> None:
     ids=["nothing", "a bare RANK", "a batch script", "an interactive step", "srun --pty"],
 )
 def test_without_a_launcher_it_is_the_conductor(environ: dict[str, str]) -> None:
-    """Take leftovers and a scheduler's shell for what they are."""
+    """Identify as conductor despite incomplete variables or a scheduler's shell."""
     assert Identity(role="conductor") == identify(environ)
 
 
 def test_launchers_come_before_slurm() -> None:
-    """Believe mpirun inside an allocation, where every rank has SLURM_PROCID=0."""
+    """Prefer mpirun's variables to Slurm's inside an allocation."""
     environ = {**SLURM, "SLURM_PROCID": "0", **OPENMPI}
     assert 3 == identify(environ).rank
 
 
 @pytest.mark.parametrize("outer", [OPENMPI, HYDRA, {**SLURM, "PMI_RANK": "1", "PMI_SIZE": "2"}])
 def test_torchrun_takes_precedence_over_its_launcher(outer: dict[str, str]) -> None:
-    """Use torchrun's variables inside mpirun or srun, whose variables its ranks share."""
+    """Prefer torchrun's variables inside mpirun or srun."""
     within = {**outer, "OMPI_COMM_WORLD_RANK": "0", "PMI_RANK": "0"}
     assert identify(TORCHRUN) == identify({**within, **TORCHRUN})
 
 
 def test_a_requested_role_wins() -> None:
-    """Override what the environment says."""
+    """Prefer the requested role to the environment."""
     assert Identity(role="conductor") == identify(OPENMPI, "conductor")
     assert Identity(role="rank") == identify({}, "rank")
     assert 3 == identify(OPENMPI, "rank").rank
 
 
 def test_missing_local_variables_have_defaults() -> None:
-    """Make do with PMI alone, as srun sets it."""
+    """Use defaults if PMI sets no local rank."""
     expected = Identity(role="rank", launcher="mpich", rank=1, world_size=2)
     assert expected == identify({"PMI_RANK": "1", "PMI_SIZE": "2"})
 
 
 def test_a_broken_variable_is_named() -> None:
-    """Say which variable is no number."""
+    """Name the variable that is not a number."""
     with pytest.raises(InputError, match="OMPI_COMM_WORLD_SIZE is 'many'"):
         identify({**OPENMPI, "OMPI_COMM_WORLD_SIZE": "many"})
 
 
 def test_an_unknown_role_is_refused() -> None:
-    """Name the roles there are."""
+    """Refuse an unknown role, and list the valid ones."""
     with pytest.raises(InputError, match="conductor, rank"):
         identify({}, "boss")
 
 
 @pytest.mark.parametrize(("text", "expected"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("", []), ("2(x", [])])
 def test_tasks_per_node_expands_repetition(text: str, expected: list[int]) -> None:
-    """Read Slurm's shorthand."""
+    """Expand Slurm's shorthand for tasks per node."""
     assert expected == tasks_per_node(text)

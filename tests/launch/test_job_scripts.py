@@ -1,4 +1,4 @@
-"""Tests of the job scripts in benchmarks/launch: each is run where this machine can, and checked by form elsewhere."""
+"""Tests of the job scripts in benchmarks/launch: run if this machine can, else checked by form."""
 
 import configparser
 import json
@@ -21,9 +21,9 @@ LITTLE = ("--collective", "all_reduce", "--sizes", "8", "--sync", "dissemination
 
 
 def run_script(name: str, *arguments: str, cwd: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a script in a directory, with the environment that these tests run in as its VENV."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PBS_"))}
-    environment = {**kept, **NO_OFI, "VENV": sys.prefix, "PYTHONPATH": str(ROOT), **variables}
+    """Run a script in a directory, with this environment as its VENV."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PBS_"))}
+    environment = {**inherited, **NO_OFI, "VENV": sys.prefix, "PYTHONPATH": str(ROOT), **variables}
     words = ["bash", str(SCRIPTS / name), *arguments]
     return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False)
 
@@ -32,7 +32,7 @@ def run_script(name: str, *arguments: str, cwd: Path, **variables: str) -> "subp
     ("name", "lines"), [("slurm.sbatch", 50), ("pbs.sh", 50), ("torchrun.sh", 50), ("one_gpu.sh", 120)]
 )
 def test_scripts_are_short_executable_and_sound(name: str, lines: int) -> None:
-    """Let bash read each without running it."""
+    """Pass bash's syntax check, and be short and executable."""
     script = SCRIPTS / name
     assert os.access(script, os.X_OK)
     assert lines > len(script.read_text().splitlines())
@@ -42,13 +42,13 @@ def test_scripts_are_short_executable_and_sound(name: str, lines: int) -> None:
 
 @pytest.mark.parametrize("name", ["slurm.sbatch", "pbs.sh", "torchrun.sh", "mpijob.yaml"])
 def test_scripts_say_what_to_edit_and_what_comes_out(name: str) -> None:
-    """Name the files of a run in the comments."""
+    """Name in comments what to edit and the files of a run."""
     comments = " ".join(line for line in (SCRIPTS / name).read_text().splitlines() if line.lstrip().startswith("#"))
     assert all(word in comments for word in ("run.json", "samples.jsonl", "collectives.csv"))
 
 
 def test_an_installed_commbench_has_them() -> None:
-    """Ship every script."""
+    """Install every script."""
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
     patterns = settings["options.data_files"]["share/commbench/benchmarks/launch"].split(",")
@@ -58,7 +58,7 @@ def test_an_installed_commbench_has_them() -> None:
 
 @pytest.mark.mpi
 def test_a_pbs_job_measures_on_the_hosts_of_its_node_file(tmp_path: Path) -> None:
-    """Run the script as PBS would, with a node file that names this host for each of two ranks."""
+    """Measure on the hosts of a PBS node file, here this host twice."""
     pytest.importorskip("mpi4py")
     nodes = tmp_path / "nodes"
     nodes.write_text(f"{socket.gethostname()}\n" * 2)
@@ -72,7 +72,7 @@ def test_a_pbs_job_measures_on_the_hosts_of_its_node_file(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_torchrun_makes_six_launches(tmp_path: Path) -> None:
-    """Run the script on one host: intervals over launches need six."""
+    """Make six launches, which intervals need."""
     pytest.importorskip("torch")
     done = run_script("torchrun.sh", "run", "--backend", "gloo", *LITTLE, cwd=tmp_path, OUT="mine", INTERFACE="lo")
     assert 0 == done.returncode, done.stdout + done.stderr
@@ -82,7 +82,7 @@ def test_torchrun_makes_six_launches(tmp_path: Path) -> None:
 
 
 def test_a_script_without_its_environment_says_so(tmp_path: Path) -> None:
-    """End at once where there is no commbench."""
+    """Exit at once if commbench is not installed."""
     pbs = {"PBS_O_WORKDIR": str(tmp_path), "PBS_JOBID": "17.server", "VENV": "/absent", "PATH": "/usr/bin:/bin"}
     done = run_script("pbs.sh", cwd=tmp_path, **pbs)
     assert 0 != done.returncode
@@ -113,7 +113,7 @@ RUN_POLICY = {
 
 
 def test_the_mpijob_has_the_operators_fields() -> None:
-    """Use only fields that the MPI operator knows, and all that a job needs."""
+    """Use only fields of the MPI operator, and all that a job needs."""
     job = yaml.safe_load((SCRIPTS / "mpijob.yaml").read_text())
     assert ("kubeflow.org/v2beta1", "MPIJob") == (job["apiVersion"], job["kind"])
     assert {"apiVersion", "kind", "metadata", "spec"} == set(job)

@@ -1,4 +1,4 @@
-"""Tests of the emulated cluster: its hosts, what runs there, and that it leaves nothing behind."""
+"""Tests of the emulated cluster: its hosts, programs on them, and cleanup."""
 
 import csv
 import json
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.lab
 
 @pytest.mark.usefixtures("mark")
 def test_hosts_know_themselves_and_each_other() -> None:
-    """Give each host a name, an address and names of the others; a program stays in its directory."""
+    """Give each host a name, an address and the others' names; keep the working directory."""
     line = "hostname; pwd; ls /sys/class/net; ip -4 -br address show eth0; getent hosts host2"
     output = sh(f"{line}; {ON} -x root@host1 '{line}'; cat $COMMBENCH_HOSTFILE", hosts=3)
     host0, host1, hostfile = output[: output.index("host1\n")], output[output.index("host1\n") :], output[-42:]
@@ -48,7 +48,7 @@ def test_hosts_know_themselves_and_each_other() -> None:
 
 
 def test_hosts_share_files_but_no_memory_and_no_network_with_the_machine(mark: str, tmp_path: Path) -> None:
-    """Write under /dev/shm of one host: neither the others nor the machine see it; /etc/hosts stays as it was."""
+    """Isolate /dev/shm and /etc/hosts of each host from the others and the machine."""
     name, before = f"/dev/shm/{mark}", Path("/etc/hosts").read_text()  # noqa: S108 - what the test is about
     output = sh(f"touch {name} {tmp_path}/file; {ON} host1 'ls {name} {tmp_path}'; ip route; ls {name}")
     assert ["file", "10.99.0.0/16", name] == [output.split()[at] for at in (1, 2, -1)], output
@@ -59,11 +59,11 @@ def test_hosts_share_files_but_no_memory_and_no_network_with_the_machine(mark: s
 @pytest.mark.mpi
 @pytest.mark.usefixtures("mark")
 def test_ranks_on_emulated_hosts_meet_over_the_link(tmp_path: Path) -> None:
-    """Let the conductor find the hosts by itself: two nodes, TCP between them, and no more than the link's rate."""
+    """Find the hosts without options, and measure over TCP at most the link's rate."""
     out = tmp_path / "run"
-    what = ("--collective", "bandwidth", "--sizes", "64K", "--backend", "mpi", "--sync", "dissemination")
-    how = ("--launches", "1", "--launcher", "mpirun", "--out", str(out))
-    output = finish(start(sys.executable, "-m", "commbench", "run", *what, *how, rate="1gbit"))
+    options = ("--collective", "bandwidth", "--sizes", "64K", "--backend", "mpi", "--sync", "dissemination")
+    more_options = ("--launches", "1", "--launcher", "mpirun", "--out", str(out))
+    output = finish(start(sys.executable, "-m", "commbench", "run", *options, *more_options, rate="1gbit"))
     run = json.loads((out / "run.json").read_text())
     assert (2, 2) == (run["world_size"], run["nodes"]), output
     assert ["host0", "host1"] == [rank["host"] for rank in run["ranks"]]
@@ -75,7 +75,7 @@ def test_ranks_on_emulated_hosts_meet_over_the_link(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("mark")
 @pytest.mark.parametrize(("line", "code"), [("exit 7", 7), ("kill -KILL $$", 137), ("true", 0)])
 def test_the_exit_code_is_the_commands(line: str, code: int) -> None:
-    """Hand the code on, as a shell does for a signal."""
+    """Exit with the command's code, or 128 plus a signal's number."""
     process = start("sh", "-c", line)
     process.communicate(timeout=SECONDS)
     assert code == process.returncode
@@ -83,14 +83,14 @@ def test_the_exit_code_is_the_commands(line: str, code: int) -> None:
 
 @pytest.mark.usefixtures("mark")
 def test_the_command_has_our_streams() -> None:
-    """Let the command read and write as if there were no lab."""
+    """Connect the command to stdin, stdout and stderr."""
     process = start("cat", stdin=subprocess.PIPE)
     assert ("word", "") == process.communicate("word", timeout=SECONDS)
 
 
 @pytest.mark.usefixtures("mark")
 def test_an_unknown_host_is_not_reached() -> None:
-    """Fail as ssh does, with a sentence."""
+    """Fail with ssh's exit code and a sentence for an unknown host."""
     assert "255\nthere is no emulated host 'host9'\n" in sh(
         f"{ON} host9 true 2> /run/commbench-lab/said; echo $?; cut -d: -f2- /run/commbench-lab/said | cut -c2-"
     )
@@ -98,7 +98,7 @@ def test_an_unknown_host_is_not_reached() -> None:
 
 @pytest.mark.usefixtures("mark")
 def test_a_machine_whose_tc_fails_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """End with the code for bad input and one sentence with tc's own words."""
+    """Exit with 2 and quote the error of tc."""
     (tmp_path / "tc").write_text("#!/bin/sh\necho 'Error: Specified qdisc kind is unknown.' >&2\nexit 1\n")
     (tmp_path / "tc").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -113,14 +113,14 @@ def test_a_machine_whose_tc_fails_says_so(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_daemons_end_with_the_command(mark: str) -> None:
-    """Start processes on both hosts that leave their parents and outlive the command: nothing outlives the lab."""
+    """End daemons on all hosts when the command exits."""
     assert "bye\n" == sh(f"setsid sleep 987 > /dev/null & {ON} host1 'setsid sleep 987 > /dev/null 2>&1 &'; echo bye")
     assert wait_until(lambda: not find_marked(mark))
 
 
 @pytest.mark.usefixtures("mark")
 def test_a_lab_can_be_ended_while_it_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Send SIGTERM while ip hangs: the lab ends at once, with the code for it."""
+    """Exit at once on SIGTERM while ip hangs, with the code for it."""
     (tmp_path / "ip").write_text(f"#!/bin/sh\ntouch {tmp_path}/building\nexec sleep 987\n")
     (tmp_path / "ip").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -133,13 +133,13 @@ def test_a_lab_can_be_ended_while_it_is_built(monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.mark.usefixtures("mark")
 def test_signals_are_passed_on() -> None:
-    """Send signals to the lab: its command gets each once and chooses the exit code."""
+    """Pass each signal to the command once, and exit with its code."""
     assert_signals_arrive(start(sys.executable, "-c", COUNTER, start_new_session=True, preexec_fn=heed_interrupts))
 
 
 @pytest.mark.usefixtures("mark")
 def test_keys_reach_the_command_once() -> None:
-    """Press Ctrl-C in a terminal that the lab runs in: the command gets one signal, and the lab waits for it."""
+    """Pass Ctrl-C in a terminal to the command once, and wait for it."""
     command = [sys.executable, "-c", COUNTER]
     process, terminal = start_in_terminal(*LAB, "run", "--rate", "none", "--", *command, stdout=subprocess.PIPE)
     wait_for_line(process, "there")
@@ -154,7 +154,7 @@ def test_keys_reach_the_command_once() -> None:
 
 
 def test_a_killed_lab_leaves_no_process_and_its_directory_to_the_next(mark: str) -> None:
-    """Kill the lab outright: what ran in it ends by itself, and the next lab removes the directory."""
+    """End all processes of a killed lab; the next lab removes its directory."""
     process = start("sh", "-c", f"{ON} host1 'sleep 987 &'; echo there; sleep 987")
     wait_for_line(process, "there")
     process.kill()
@@ -167,7 +167,7 @@ def test_a_killed_lab_leaves_no_process_and_its_directory_to_the_next(mark: str)
 
 @pytest.mark.usefixtures("mark")
 def test_labs_at_once_do_not_meet() -> None:
-    """Run two labs side by side: the same names and addresses, but each has its own, and one may end first."""
+    """Run two labs with equal names and addresses independently."""
     first = start("cat", stdin=subprocess.PIPE)
     assert "one\n" == sh("echo one > /run/commbench-lab/file; cat /run/commbench-lab/file")
     second = start("sh", "-c", f"{ON} host1 hostname; ls /run/commbench-lab")
@@ -177,7 +177,7 @@ def test_labs_at_once_do_not_meet() -> None:
 
 @pytest.mark.usefixtures("mark")
 def test_called_from_python_the_lab_gives_signal_handlers_back() -> None:
-    """Run a lab in this process; afterwards signals are handled as before."""
+    """Restore the signal handlers after a lab in this process."""
     before = [signal.getsignal(number) for number in PASSED_ON]
     assert 3 == run_in_lab(LabPlan.parse(1, "none"), ["sh", "-c", "exit 3"])
     assert before == [signal.getsignal(number) for number in PASSED_ON]

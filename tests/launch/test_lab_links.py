@@ -1,4 +1,4 @@
-"""Tests of the emulated network: the rates of hosts' links and of racks' uplinks, as programs on the hosts see them."""
+"""Tests of the emulated network: the rates of links and uplinks, measured by programs on the hosts."""
 
 import pytest
 from labs import mark, rates
@@ -9,15 +9,12 @@ pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("mark")]
 
 
 def fills(rate: float, link: float) -> bool:
-    """Whether what was measured (Mbit/s) is what a link of a rate carries.
-
-    Headers take 4 %; the rest of the margin is for a machine so busy that a sender misses its turns.
-    """
+    """Return whether the measured rate is 75 to 100 % of the link's: headers take 4 %, a busy machine the rest."""
     return 0.75 < rate / link <= 1.0
 
 
 def test_links_have_the_rate_in_each_direction() -> None:
-    """Send to two hosts at once, then receive from both: all of it passes one link of 200 Mbit/s; unshaped, faster."""
+    """Limit each direction of a link to 200 Mbit/s over two flows; allow more without a rate."""
     for flows in rates("host0:host1 host0:host2", "host1:host0 host2:host0", hosts=3, rate="200mbit"):
         assert fills(sum(flows), 200), flows
     (unshaped,) = rates("host0:host1 host0:host2", hosts=3, rate="none")
@@ -25,7 +22,7 @@ def test_links_have_the_rate_in_each_direction() -> None:
 
 
 def test_slow_hosts_and_uplinks_have_rates_of_their_own() -> None:
-    """Share a rack's uplink between both its hosts, each way; slow one host, and let others fill their links."""
+    """Share a rack's uplink among its hosts, and slow one host only."""
     across, inside = ("host0:host2 host1:host2", "host2:host0 host2:host1"), ("host0:host1 host2:host3", "host3:host2")
     flags = ("--slow", "host3=50mbit", "--racks", "2", "--uplink", "100mbit")
     out, back, (usual, to_slow), (from_slow,) = rates(*across, *inside, hosts=4, rate="200mbit", flags=flags)

@@ -1,4 +1,4 @@
-"""Tests of what an emulated cluster is to consist of, and of what a machine must have for it."""
+"""Tests of the plan of an emulated cluster, and of the requirements on the machine."""
 
 import json
 import os
@@ -19,20 +19,20 @@ from commbench.launch.lab.plan import LabPlan, format_rate, parse_rate
     [("1gbit", 10**9), ("200mbit", 2 * 10**8), ("2.5Gbit", 25 * 10**8), ("1500 kbit", 1_500_000), ("none", None)],
 )
 def test_rates_are_bits_per_second(text: str, expected: int | None) -> None:
-    """Read rates as tc does, and write them so that they are read back."""
+    """Parse rates as tc does, and format them so that they parse again."""
     assert expected == parse_rate(text)
     assert expected == parse_rate(format_rate(expected))
 
 
 @pytest.mark.parametrize("text", ["", "1", "1gb", "gbit", "-1gbit", "1e3mbit", "999kbit", "101gbit", "0gbit"])
 def test_other_rates_are_refused(text: str) -> None:
-    """Say what was asked and how to write a rate."""
+    """Refuse an invalid rate, and say how to write one."""
     with pytest.raises(InputError, match=rf"^The rate '{text}' .*; write a rate such as 1gbit or 200mbit .*\.$"):
         parse_rate(text)
 
 
 def test_hosts_have_names_addresses_and_slots() -> None:
-    """Give every host its own, and list them for programs and launchers."""
+    """Give every host a name, an address and slots, and list them for programs and launchers."""
     plan = LabPlan.parse(200, "1gbit", ranks_per_host=2)
     assert 200 == len({host.name for host in plan.hosts}) == len({host.address for host in plan.hosts})
     assert ["127.0.0.1 localhost", "10.99.0.1 host0", "10.99.0.2 host1"] == plan.hosts_file().splitlines()[:3]
@@ -40,13 +40,13 @@ def test_hosts_have_names_addresses_and_slots() -> None:
 
 
 def test_a_plan_gets_inside_whole() -> None:
-    """Lose nothing on the way to the process that builds it."""
+    """Read a plan back unchanged from its serialised form."""
     plan = LabPlan.parse(6, "1gbit", ranks_per_host=2, slow=["host1=none"], racks=4, uplink="2gbit")
     assert plan == LabPlan.from_json(plan.to_json())
 
 
 def test_hosts_are_spread_evenly_over_racks() -> None:
-    """Put neighbours into a rack, and join each rack to the core by a link of a host's rate if no other is given."""
+    """Put neighbours into one rack; by default an uplink has the rate of a host."""
     plan = LabPlan.parse(5, "1gbit", racks=2)
     assert [0, 0, 0, 1, 1] == [host.rack for host in plan.hosts]
     assert 10**9 == plan.uplink_bps
@@ -57,13 +57,13 @@ def test_hosts_are_spread_evenly_over_racks() -> None:
 
 
 def test_a_named_host_has_its_own_rate() -> None:
-    """Slow down, or speed up, the hosts that are named."""
+    """Apply a rate to the named hosts only."""
     plan = LabPlan.parse(3, "1gbit", slow=["host1=250mbit", "host2=none"])
     assert [10**9, 250 * 10**6, None] == [host.rate_bps for host in plan.hosts]
 
 
 def test_conditions_state_what_differs() -> None:
-    """State a lab's shape so that labs of different shape are unlike conditions, and plain ones as ever."""
+    """Record the lab's shape in the conditions, and nothing further for a plain lab."""
     assert {"hosts": 2, "rate": "1gbit"} == LabPlan.parse(2, "1gbit", slow=["host1=1000mbit"]).conditions
     expected = {"hosts": 4, "rate": "1gbit", "slow": {"host1": "250mbit"}, "racks": 2, "uplink": "2gbit"}
     assert expected == LabPlan.parse(4, "1gbit", slow=["host1=250mbit"], racks=2, uplink="2gbit").conditions
@@ -86,7 +86,7 @@ def test_conditions_state_what_differs() -> None:
     ],
 )
 def test_impossible_shapes_are_refused(shape: dict[str, Any], sentence: str) -> None:
-    """Say what was asked, what there is, and what to do."""
+    """Refuse impossible shapes, and say what to do."""
     with pytest.raises(InputError, match=sentence):
         LabPlan.parse(2, "1gbit", **shape)
 
@@ -100,13 +100,13 @@ def test_impossible_shapes_are_refused(shape: dict[str, Any], sentence: str) -> 
     ],
 )
 def test_impossible_numbers_are_refused(hosts: int, ranks: int, sentence: str) -> None:
-    """Say what was asked and what there is to choose from."""
+    """Refuse impossible numbers, and list the choices."""
     with pytest.raises(InputError, match=sentence):
         LabPlan.parse(hosts, "1gbit", ranks_per_host=ranks)
 
 
 def test_programs_are_led_to_the_emulated_links() -> None:
-    """Overrule the machine's own fabric and interfaces, forget its batch system, keep the rest."""
+    """Set variables that select the emulated interfaces, and remove those of a batch system."""
     environ = {"HOME": "/root", "SLURM_JOB_ID": "1", "GLOO_SOCKET_IFNAME": "ens5", "OMPI_MCA_pml": "ucx"}
     environment = LabPlan.parse(2, "1gbit").environment(environ, Path("/lab"))
     expected = {"HOME": "/root", "GLOO_SOCKET_IFNAME": "eth0", "OMPI_MCA_pml": "ob1", "NCCL_IB_DISABLE": "1"}
@@ -117,7 +117,7 @@ def test_programs_are_led_to_the_emulated_links() -> None:
 
 
 def test_bursts_follow_the_rate_within_bounds() -> None:
-    """Let a millisecond pass at once, but always some packets and never a whole message."""
+    """Allow bursts of a millisecond, within a minimum and a maximum."""
     bursts = [int(shape_command("eth0", rate).split()[9]) for rate in (10**6, 10**9, 10**11)]
     assert [16 * 1024, 125_000, 1024 * 1024] == bursts
 
@@ -132,7 +132,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *, user: int = 0, missing: str = "",
 
 
 def test_a_machine_that_lacks_something_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name what is missing and what brings it; tc is needed for shaping only."""
+    """Name the missing program and its package; require tc only for shaping."""
     assert "needs root and this is user 1000; put sudo env PATH=" in refuse(monkeypatch, user=1000)
     assert "the program ip, which was not found; install iproute2." in refuse(monkeypatch, missing="ip")
     assert "the program tc, which was not found; install iproute2" in refuse(monkeypatch, missing="tc")
@@ -142,7 +142,7 @@ def test_a_machine_that_lacks_something_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_command_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say where it goes."""
+    """Refuse a missing command, and say where it goes."""
     monkeypatch.setattr(cluster, "check_machine", lambda **_: None)
     with pytest.raises(InputError, match="write it after --"):
         run_in_lab(LabPlan.parse(2, "1gbit"), [])

@@ -1,4 +1,4 @@
-"""Tests of what people run on emulated hosts: MPI, Gloo, torchrun and training, on more than one host."""
+"""Tests of programs on several emulated hosts: MPI, Gloo, torchrun and training."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ COMMBENCH = (sys.executable, "-m", "commbench")
 
 
 def measure(out: Path, *words: str, **lab: Any) -> tuple[dict[str, Any], list[Mapping[str, str]]]:
-    """Let the conductor measure collectives on the hosts of a lab; return run.json and the rows."""
+    """Run collectives on the hosts of a lab; return run.json and the rows."""
     output = finish(start(*COMMBENCH, "run", *words, "--launches", "1", "--out", str(out), **lab))
     rows = list(csv.DictReader((out / "collectives.csv").read_text().splitlines()))
     assert {"ok"} == {row["status"] for row in rows}, output
@@ -27,7 +27,7 @@ def measure(out: Path, *words: str, **lab: Any) -> tuple[dict[str, Any], list[Ma
 
 
 def test_two_ranks_on_each_of_two_hosts(tmp_path: Path) -> None:
-    """Fill one host, then the next, over MPI and Gloo; state the lab's shape, so that it is compared with its like."""
+    """Fill the first host, then the second, over MPI and Gloo; record the lab's shape."""
     flags = ("--ranks-per-host", "2", "--slow", "host1=500mbit")
     words = ("-c", "all_reduce", "--sizes", "64K", "--backend", "mpi,gloo")
     run, rows = measure(tmp_path / "run", *words, rate="1gbit", flags=flags)
@@ -46,18 +46,18 @@ def test_gloo_fills_the_link(tmp_path: Path) -> None:
 
 
 def test_training_crosses_the_link(tmp_path: Path) -> None:
-    """Train under DDP on two hosts; the row says that the network was emulated."""
+    """Train under DDP on two hosts, and mark the row as emulated."""
     pytest.importorskip("torch")
-    what = ("--workload", "digits", "--bucket-cap-mb", "default", "--hook", "none", "--steps", "6")
-    how = ("--launches", "1", "--confirm-launches", "1", "--out", str(tmp_path / "run"))
-    finish(start(*COMMBENCH, "train", *what, *how, rate="1gbit"))
+    options = ("--workload", "digits", "--bucket-cap-mb", "default", "--hook", "none", "--steps", "6")
+    more_options = ("--launches", "1", "--confirm-launches", "1", "--out", str(tmp_path / "run"))
+    finish(start(*COMMBENCH, "train", *options, *more_options, rate="1gbit"))
     (row,) = csv.DictReader((tmp_path / "run" / "ddp.csv").read_text().splitlines())
     assert ("ok", "2", "true") == (row["status"], row["nodes"], row["ranks_agree"])
     assert "emulated" in row["flags"].split(";")
 
 
 def test_torchrun_meets_between_hosts(mark: str, tmp_path: Path) -> None:
-    """Start torchrun on each of two hosts: the ranks meet, and rank 0 writes the files."""
+    """Start torchrun on each of two hosts; rank 0 writes the files."""
     pytest.importorskip("torch")
     out = tmp_path / "run"
     torchrun = (
@@ -81,8 +81,8 @@ def test_torchrun_meets_between_hosts(mark: str, tmp_path: Path) -> None:
             )
             for host in ("host0", "host1")
         ]
-        said = [end.communicate(timeout=SECONDS) for end in ends]
-        assert [0, 0] == [end.returncode for end in ends], said
+        outputs = [end.communicate(timeout=SECONDS) for end in ends]
+        assert [0, 0] == [end.returncode for end in ends], outputs
     finally:
         subprocess.run([*LAB, "down", mark], check=True, timeout=SECONDS, capture_output=True)
     run = json.loads((out / "run.json").read_text())

@@ -1,4 +1,4 @@
-"""Tests of labs that stay: commands on their hosts, what is listed, links changed meanwhile, and their end."""
+"""Tests of persistent labs: commands on their hosts, status, link changes and their end."""
 
 import json
 import os
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("forks")]
 
 
 def lab(*words: str, code: int = 0, **options: object) -> str:
-    """Run ``commbench lab`` to its end; return what it wrote, to stderr if it is to end with another code than 0."""
+    """Run ``commbench lab`` to its end; return its stdout, or stderr for an expected error."""
     streams = {"stdin": subprocess.DEVNULL, "timeout": SECONDS, **options}
     command = [sys.executable, *LAB[1:], *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, **streams)  # type: ignore[call-overload]
@@ -45,7 +45,7 @@ def lab(*words: str, code: int = 0, **options: object) -> str:
 
 @pytest.fixture
 def name(mark: str) -> Iterator[str]:
-    """A lab of two hosts on links without a rate."""
+    """Return a lab of two hosts on links without a rate."""
     lab("up", "--rate", "none", "--name", mark)
     yield mark
     if mark in names():
@@ -60,17 +60,17 @@ def begin(name: str, *words: str, host: str = "host0", **options: object) -> "su
 
 
 def test_a_lab_stays_until_it_is_taken_down(mark: str) -> None:
-    """Start it in a terminal that is closed then; use it; take it down: its processes and its name are gone."""
+    """Keep a lab after its terminal closes, until it is taken down."""
     line = f"{' '.join(LAB)} up --rate none --hosts 3 --name {mark}; echo that is all; read word"
     shell, terminal = start_in_terminal("sh", "-c", line)
-    said = ""
-    while "that is all\r\n" not in said:
-        said += os.read(terminal, 4096).decode()
+    output = ""
+    while "that is all\r\n" not in output:
+        output += os.read(terminal, 4096).decode()
     os.close(terminal)
     assert -signal.SIGHUP == shell.wait(timeout=SECONDS)
-    told = " ".join(said.split())  # a terminal breaks lines
+    text = " ".join(output.split())  # a terminal breaks lines
     for words in (f"exec --name {mark} -- COMMAND", f"down {mark}", "latency, jitter and loss are not"):
-        assert words in told
+        assert words in text
     assert "host0\n" == lab("exec", "--name", mark, "--", "hostname")
     assert "host2\n" == lab("exec", "--name", mark, "--host", "host2", "--", "hostname")
     assert f"The emulated cluster {mark} has ended.\n" == lab("down", mark)
@@ -79,7 +79,7 @@ def test_a_lab_stays_until_it_is_taken_down(mark: str) -> None:
 
 
 def test_a_lab_whose_start_is_killed_does_not_stay(mark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Kill `lab up` while ip hangs: what it has begun ends, and the name is free."""
+    """End a lab whose `lab up` is killed while ip hangs, and free its name."""
     (tmp_path / "ip").write_text(f"#!/bin/sh\ntouch {tmp_path}/building\nexec sleep 987\n")
     (tmp_path / "ip").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -94,14 +94,14 @@ def test_a_lab_whose_start_is_killed_does_not_stay(mark: str, monkeypatch: pytes
 
 
 def test_a_command_finds_what_it_would_in_run(name: str) -> None:
-    """Compare environment, directory, user and files of a command in a lab that stays with those of `lab run`."""
+    """Give commands the environment, directory, user and files of `lab run`."""
     line = "env | sort | grep -v ^_=; pwd; cat /etc/hosts $COMMBENCH_HOSTFILE; id; ls /sys/class/net; ls /dev/shm"
     process = start("sh", "-c", line)
     assert process.communicate(timeout=SECONDS)[0] == lab("exec", "--name", name, "--", "sh", "-c", line)
 
 
 def test_exit_codes_and_streams_are_the_commands(name: str) -> None:
-    """Hand on codes, signals' codes, and the streams as they are."""
+    """Pass on exit codes, signal codes and streams."""
     for line, code in (("exit 7", 7), ("kill -KILL $$", 137)):
         lab("exec", "--name", name, "--", "sh", "-c", line, code=code)
     process = begin(name, "cat", stdin=subprocess.PIPE)
@@ -109,20 +109,20 @@ def test_exit_codes_and_streams_are_the_commands(name: str) -> None:
 
 
 def test_signals_reach_a_command(name: str) -> None:
-    """Send signals to `lab exec`: the command gets each once and chooses the exit code."""
+    """Pass each signal of `lab exec` to the command once, and exit with its code."""
     assert_signals_arrive(
         begin(name, sys.executable, "-c", COUNTER, start_new_session=True, preexec_fn=heed_interrupts)
     )
 
 
 def sleepers(name: str) -> list[str]:
-    """Return the command lines of what sleeps for 987 s in a lab."""
+    """Return the command lines of processes in a lab that sleep for 987 s."""
     return [line for line in find_marked(name) if line == "sleep 987"]
 
 
 @pytest.mark.parametrize("end", ["return", "kill"])
 def test_what_a_command_has_started_ends_with_it(name: str, end: str) -> None:
-    """Leave processes behind on both hosts; the command returns, or `lab exec` is killed: they end, the lab stays."""
+    """End the processes of a command when it returns or `lab exec` is killed, but not the lab."""
     line = f"setsid sleep 987 > /dev/null & {ON} host1 'setsid sleep 987 > /dev/null 2>&1 &'; echo there; read word"
     process = begin(name, "sh", "-c", line, stdin=subprocess.PIPE)
     wait_for_line(process, "there")
@@ -140,13 +140,13 @@ def kill_first_process(name: str) -> None:
 
 
 def kill_its_parent(name: str) -> None:
-    """Kill the process that waits for process 1 of a lab."""
+    """Kill the parent of process 1 of a lab."""
     psutil.Process(first_process(name)).parent().kill()  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kill", [kill_first_process, kill_its_parent])
 def test_a_killed_lab_leaves_nothing(name: str, kill: Callable[[str], None]) -> None:
-    """Kill a lab while a command runs: the command ends as if killed, and the next call finds no lab of that name."""
+    """End the command of a killed lab, and remove the lab's name."""
     process = begin(name, "sh", "-c", "echo there; sleep 987")
     wait_for_line(process, "there")
     kill(name)
@@ -158,7 +158,7 @@ def test_a_killed_lab_leaves_nothing(name: str, kill: Callable[[str], None]) -> 
 
 
 def test_down_ends_commands_too(name: str) -> None:
-    """End a lab while a command runs there; when `down` returns, its name is free."""
+    """End running commands when the lab is taken down, and free its name."""
     process = begin(name, "sh", "-c", "echo there; sleep 987")
     wait_for_line(process, "there")
     lab("down", name)
@@ -168,7 +168,7 @@ def test_down_ends_commands_too(name: str) -> None:
 
 
 def test_status_lists_hosts_and_what_runs(mark: str) -> None:
-    """Show names, addresses, rates, racks and commands with their process ids, also of a lab made for one command."""
+    """List hosts, addresses, rates, racks and commands with process ids, also of temporary labs."""
     shape = ("--racks", "2", "--slow", "host3=250mbit", "--name", mark)
     process = start("sh", "-c", "echo there; read word", hosts=4, rate="1gbit", flags=shape, stdin=subprocess.PIPE)
     wait_for_line(process, "there")
@@ -186,7 +186,7 @@ def test_status_lists_hosts_and_what_runs(mark: str) -> None:
 
 
 def test_what_is_not_there_is_said(name: str) -> None:
-    """Name what was asked for, what there is, and the command that helps, in one sentence."""
+    """Refuse an unknown lab, host or link in one sentence with what there is and what to do."""
     sentences = {
         ("up", "--name", name): f"An emulated cluster called '{name}' is there already; end it by",
         ("up", "--name", "../x"): "The name '../x' cannot be a lab's; choose",
@@ -207,15 +207,15 @@ def test_what_is_not_there_is_said(name: str) -> None:
         ("link", "--name", name, "host1", "fast"): "The rate 'fast' is not understood; write a rate",
     }
     for words, sentence in sentences.items():
-        said = lab(*words, code=2)
-        assert sentence in said
-        assert 1 == said.count("\n"), said
+        message = lab(*words, code=2)
+        assert sentence in message
+        assert 1 == message.count("\n"), message
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("mark")
 def test_all_labs_that_stay_are_taken_down_at_once() -> None:
-    """Where no others are, in a network namespace of its own: list, end all, and find none, by the usual name too."""
+    """Take all persistent labs down in one call, in a separate network namespace."""
     me = " ".join(LAB)
     line = f"""
         {me} status && {me} up --rate none > /dev/null && {me} up --rate none --name other > /dev/null || exit
@@ -232,7 +232,7 @@ def test_all_labs_that_stay_are_taken_down_at_once() -> None:
 
 
 def test_a_link_is_cut_and_mended(name: str) -> None:
-    """Talk to a host, cut its link, and mend it; the others, and what the host says to itself, do not notice."""
+    """Set one host's link down and up, without effect on other hosts or its loopback."""
     reach = "timeout 2 bash -c 'exec 3<>/dev/tcp/host1/9' 2>&1 | grep -om1 refused | head -1"  # nobody serves there
     assert "refused\n" == lab("exec", "--name", name, "--", "sh", "-c", reach)
     lab("link", "--name", name, "host1", "down")
@@ -247,7 +247,7 @@ def test_a_link_is_cut_and_mended(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_link_gets_another_rate(name: str) -> None:
-    """Slow a host down, then unshape its link again: flows both ways follow, and what starts is told."""
+    """Change a link's rate and remove it: flows in both directions follow, and new programs see it."""
     flows = ("exec", "--name", name, "--", *FLOWS, "host0:host1", "host1:host0")
     lab("link", "--name", name, "host1", "100mbit")
     assert [True, True] == [70 < rate <= 100 for rate in json.loads(lab(*flows))]

@@ -1,4 +1,4 @@
-"""Tests of the errors of launchers, on their real texts."""
+"""Tests of sentences for launcher errors, on real texts."""
 
 import pytest
 
@@ -54,12 +54,12 @@ PORT = "The server socket has failed to listen on any local network address. por
     ],
 )
 def test_an_error_of_a_launcher_becomes_a_sentence(output: str, expected: str) -> None:
-    """Say what was asked, what happened and what to do."""
+    """Translate a launcher's error into a sentence with what to do."""
     assert bool(expected) == bool(explain(output.splitlines()))
     assert explain(output.splitlines()).startswith(expected)
 
 
 def test_a_full_memory_file_system_is_a_warning() -> None:
-    """Warn of a launch whose ranks could not use shared memory."""
+    """Warn if ranks could not use shared memory."""
     assert find_warning(SHM.splitlines()).startswith(f"{MEMORY} is full, so ranks of one host could not")
     assert "" == find_warning(["anything"])

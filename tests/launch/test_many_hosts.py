@@ -1,4 +1,4 @@
-"""Tests on an emulated cluster: the conductor and a person's own mpirun and torchrun give the files of a local run."""
+"""Tests on an emulated cluster: the conductor, mpirun and torchrun write the files of a local run."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ NAMES = ("backend", "operation", "message_bytes", "status")
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """No test may leave a process behind."""
+    """Fail if a test leaves a process behind."""
     pytest.importorskip("torch")
     mpirun()
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -32,7 +32,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def run(*command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end, which must be a good one; return what it wrote."""
+    """Run a command that must succeed; return its output."""
     environment = {**os.environ, **mpirun().environment(), **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
@@ -45,33 +45,33 @@ def run_in_lab(*command: str, **variables: str) -> "subprocess.CompletedProcess[
 
 
 def commbench() -> list[str]:
-    """Return the command without its arguments."""
+    """Return the prefix of a commbench command."""
     return [sys.executable, "-m", "commbench"]
 
 
 def read(out: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """(run.json, collectives.csv)."""
+    """Return run.json and collectives.csv."""
     rows = list(csv.DictReader((out / "collectives.csv").read_text().splitlines()))
     return json.loads((out / "run.json").read_text()), rows
 
 
 def test_two_hosts_give_the_files_of_a_local_run(tmp_path: Path) -> None:
-    """Let the conductor find the hosts by the hostfile: the same files, entries, columns and cases as on one."""
-    here, there = tmp_path / "here", tmp_path / "there"
-    run(*commbench(), *WHAT, "--launches", "1", "-n", "2", "--oversubscribe", "--out", str(here))
-    run_in_lab(*commbench(), *WHAT, "--launches", "1", "--interface", "eth0", "--out", str(there))
-    assert {file.name for file in here.iterdir()} == {file.name for file in there.iterdir()}
-    (one, local), (two, rows) = read(here), read(there)
-    assert one.keys() == two.keys()
-    assert (1, 2, 2) == (one["nodes"], two["nodes"], two["world_size"])
-    assert local[0].keys() == rows[0].keys()
-    assert [[row[name] for name in NAMES] for row in local] == [[row[name] for name in NAMES] for row in rows]
-    assert {("mpi", "ok"), ("gloo", "ok")} == {(row["backend"], row["status"]) for row in rows}
-    assert "eth0" == two["environment"]["variables"]["GLOO_SOCKET_IFNAME"]
+    """Write files, entries, columns and cases equal to a local run's, with the hosts of a hostfile."""
+    local_run, lab_run = tmp_path / "here", tmp_path / "there"
+    run(*commbench(), *WHAT, "--launches", "1", "-n", "2", "--oversubscribe", "--out", str(local_run))
+    run_in_lab(*commbench(), *WHAT, "--launches", "1", "--interface", "eth0", "--out", str(lab_run))
+    assert {file.name for file in local_run.iterdir()} == {file.name for file in lab_run.iterdir()}
+    (local_info, local_rows), (lab_info, lab_rows) = read(local_run), read(lab_run)
+    assert local_info.keys() == lab_info.keys()
+    assert (1, 2, 2) == (local_info["nodes"], lab_info["nodes"], lab_info["world_size"])
+    assert local_rows[0].keys() == lab_rows[0].keys()
+    assert [[row[name] for name in NAMES] for row in local_rows] == [[row[name] for name in NAMES] for row in lab_rows]
+    assert {("mpi", "ok"), ("gloo", "ok")} == {(row["backend"], row["status"]) for row in lab_rows}
+    assert "eth0" == lab_info["environment"]["variables"]["GLOO_SOCKET_IFNAME"]
 
 
 def test_a_persons_own_mpirun_with_a_hostfile_adds_launches(tmp_path: Path) -> None:
-    """Start ranks on both hosts twice: rank 0 writes the run."""
+    """Add a launch per mpirun with ranks on both hosts."""
     out = tmp_path / "run"
     rank = f"{sys.executable} -m mpi4py -m commbench {' '.join(WHAT)} --backend mpi --out {out}"
     options = "--bind-to none --mca mpi_yield_when_idle 1"
@@ -84,7 +84,7 @@ def test_a_persons_own_mpirun_with_a_hostfile_adds_launches(tmp_path: Path) -> N
 
 
 def test_open_mpi_says_nothing_from_within_operations() -> None:
-    """Know the component that carries operations over several hosts, and let it write no line in each of them."""
+    """Use Open MPI's hierarchical component over several hosts without its log lines."""
     rank = f"{sys.executable} -m mpi4py {ROOT}/tests/ranks/silent.py 4"
     options = "-n 4 --map-by ppr:2:node:OVERSUBSCRIBE --bind-to none --mca mpi_yield_when_idle 1"
     done = run_in_lab("sh", "-c", f"{mpirun().mpirun} --hostfile $COMMBENCH_HOSTFILE {options} {rank}")
@@ -93,11 +93,11 @@ def test_open_mpi_says_nothing_from_within_operations() -> None:
 
 @pytest.mark.slow
 def test_torchrun_on_every_host_adds_launches(tmp_path: Path) -> None:
-    """Start the script on both hosts at once: each call adds a launch over the link."""
+    """Add a launch each time torchrun runs on both hosts."""
     out = tmp_path / "run"
     script = f"{ROOT}/benchmarks/launch/torchrun.sh {' '.join(WHAT)} --backend gloo"
-    where = "MASTER_ADDR=host0 NNODES=2 NPROC=1 LAUNCHES=2 INTERFACE=eth0"
-    shared = f"VENV={sys.prefix} PYTHONPATH={ROOT} OUT={out} {where}"
+    rendezvous = "MASTER_ADDR=host0 NNODES=2 NPROC=1 LAUNCHES=2 INTERFACE=eth0"
+    shared = f"VENV={sys.prefix} PYTHONPATH={ROOT} OUT={out} {rendezvous}"
     other = f"$COMMBENCH_SSH host1 'cd {ROOT} && {shared} NODE_RANK=1 {script}'"
     run_in_lab("sh", "-c", f"{other} & {shared} NODE_RANK=0 {script} && wait $!")
     info, rows = read(out)
@@ -119,7 +119,7 @@ exec "$@"
 
 @pytest.mark.slow
 def test_gloo_finds_other_hosts_where_names_lead_to_the_loopback(tmp_path: Path) -> None:
-    """Meet by the default route where every host's own name leads to itself only."""
+    """Choose the interface of the default route if the host's name resolves to the loopback."""
     out = tmp_path / "run"
     (tmp_path / "debian.sh").write_text(DEBIAN)
     rank = f"{sys.executable} -m mpi4py -m commbench {' '.join(WHAT)} --backend gloo --out {out}"

@@ -1,4 +1,4 @@
-"""Tests of what travels between ranks and the conductor."""
+"""Tests of the messages between ranks and the conductor."""
 
 import io
 import os
@@ -34,14 +34,14 @@ CASE = Sweep(backends=["fake"], sizes=[8]).cases(2)[0]
 
 @pytest.mark.parametrize("event", [BEAT, ERROR, STACK], ids=["heartbeat", "error", "stack"])
 def test_short_events_come_back_as_they_went(event: RankEvent) -> None:
-    """Carry each event of a rank in one line."""
+    """Read back each event from one line."""
     line = format_short(event)
     assert 1 == line.count("\n")
     assert ("", event) == split_line(line.rstrip("\n"))
 
 
 def test_a_message_is_found_among_foreign_text() -> None:
-    """Tell our message from what another writer has put before and after it on the line."""
+    """Extract a message from a line with other text before and after it."""
     line = f"warning: slow disk{format_short(BEAT).rstrip()} more"
     assert ("warning: slow disk", BEAT) == split_line(line)
 
@@ -62,37 +62,37 @@ def test_a_message_is_found_among_foreign_text() -> None:
     ],
 )
 def test_foreign_and_torn_lines_are_handed_on(line: str) -> None:
-    """Give back what is no message, whole."""
+    """Return lines that are no message unchanged."""
     assert (line, None) == split_line(line)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
 def test_no_text_upsets_the_reader(text: str) -> None:
-    """Survive anything on either stream."""
+    """Accept any text on either stream."""
     split_line(text)
     for name in ("error", "session", "case", "end"):
         split_line(f"@commbench {name} {text}")
 
 
 def test_an_error_fits_into_one_write() -> None:
-    """Cut a long message, so that the line stays below what a pipe takes in one piece."""
+    """Truncate a long message to the size that a pipe writes atomically."""
     line = format_short(RankError(rank=0, host="n0", case=0, message="\N{SNOWMAN}\x01" * 100_000))
     assert len(line.encode()) < 4096
 
 
 def test_messages_go_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
-    """Write to descriptor 2 whatever sys.stderr is."""
+    """Write to file descriptor 2 even if sys.stderr is replaced."""
     say(BEAT)
     assert format_short(BEAT) == capfd.readouterr().err
 
 
 def events_in(stream: io.StringIO) -> list[RankEvent]:
-    """Return the events of a stream's lines."""
+    """Return the events in a stream's lines."""
     return [event for line in stream.getvalue().split("\n") if (event := split_line(line)[1])]
 
 
 def test_written_events_come_back_as_they_went() -> None:
-    """Hand a whole launch over, numpy numbers included; leave out the conductor's own events."""
+    """Read back all events of a launch, with numpy numbers."""
     stream = io.StringIO()
     record = Record(case=CASE, launch=1, times_us=np.array([1.5, 2.5]), wrong=np.int64(0))  # type: ignore[arg-type]
     sent = [SessionStarted(facts={"ranks": []}), CaseStarted(index=4), CaseFinished(record=record)]
@@ -108,7 +108,7 @@ def test_written_events_come_back_as_they_went() -> None:
 
 
 def test_training_travels_in_the_same_events() -> None:
-    """Hand training over, and know it again."""
+    """Read back training cases and records."""
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, hook="topk", density=0.01)
     record = TrainingRecord(case=case, launch=1, step_ms=[1.5], metrics=[(3, 0.5)], buckets=[BUCKET])
     _, event = split_line(format_event(CaseFinished(record=record)))
@@ -121,7 +121,7 @@ def test_training_travels_in_the_same_events() -> None:
 
 
 def test_an_event_survives_half_a_line_before_it() -> None:
-    """Begin on a line of our own where an import has left half a line."""
+    """Start each event on a new line after unterminated output."""
     stream = io.StringIO()
     stream.write("loading libfoo...")
     EventWriter(stream).on(CasesEnded(is_complete=False))
@@ -130,7 +130,7 @@ def test_an_event_survives_half_a_line_before_it() -> None:
 
 
 def test_claimed_stdout_is_ours_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    """Send a library's output to stderr and events to stdout."""
+    """Redirect a library's output to stderr, and keep stdout for events."""
     original = os.dup(1)
     try:
         private = claim_stdout()

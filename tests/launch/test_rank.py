@@ -1,4 +1,4 @@
-"""Tests of one rank: the order of what it does, with the fake backend and ranks that are threads."""
+"""Tests of one rank: the order of its events, with the fake backend and ranks that are threads."""
 
 import dataclasses
 import os
@@ -43,14 +43,14 @@ PLAN = LaunchPlan(launch=3, budget=ONE_VISIT, cases=[PlannedCase(case=case) for 
 
 
 class EventList:
-    """Keeps what it hears."""
+    """Records events."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
         self.facts: dict[str, Any] = {}
 
     def on(self, event: Event) -> None:
-        """Keep what is known beforehand."""
+        """Record an event."""
         match event:
             case SessionStarted(facts=facts):
                 self.facts = dict(facts)
@@ -64,7 +64,7 @@ class EventList:
 
 
 def launch(plan: LaunchPlan) -> tuple[list[Any], list[Heart]]:
-    """Run a plan on two ranks; return the events that rank 0 reported, and the hearts."""
+    """Run a plan on two ranks; return the events of rank 0 and the heartbeats."""
     listener = EventList()
     hearts = [Heart(rank, Progress()) for rank in range(2)]
 
@@ -77,7 +77,7 @@ def launch(plan: LaunchPlan) -> tuple[list[Any], list[Heart]]:
 
 
 def test_a_rank_reports_everything_in_order() -> None:
-    """Report the session, then each case and its record, then the end."""
+    """Report the session, each case with its record, and the end."""
     events, hearts = launch(PLAN)
     expected: list[Any] = [("session", 2)]
     for index, case in enumerate(CASES):
@@ -88,7 +88,7 @@ def test_a_rank_reports_everything_in_order() -> None:
 
 
 def test_a_rank_visits_each_case_several_times() -> None:
-    """Visit the cases in their order, then in shuffled rounds; number the visits, and report each one."""
+    """Visit the cases in order, then in shuffled rounds, and report each numbered visit."""
     listener, shares = EventList(), []
 
     class Shares:
@@ -113,14 +113,14 @@ def test_a_rank_visits_each_case_several_times() -> None:
 
 
 def test_no_case_begins_after_the_deadline() -> None:
-    """Stop before a case that would end too late, on all ranks."""
+    """Stop on all ranks before a case that would exceed the deadline."""
     events, hearts = launch(dataclasses.replace(PLAN, deadline_s=0.0))
     assert [("session", 2), ("end", False)] == events
     assert [-1, -1] == [heart.case for heart in hearts]
 
 
 def test_no_case_begins_after_the_last_that_is_wanted() -> None:
-    """Finish the case that is being measured, on all ranks, once rank 0 is asked to leave off."""
+    """Finish the current case on all ranks when rank 0 is told to stop."""
     listener = EventList()
 
     def work(control: ThreadControl) -> None:
@@ -145,7 +145,7 @@ def train_in_turns(
     *,
     launch: int,
 ) -> bool:
-    """Play what trains: two blocks of every case, then the records."""
+    """Simulate training: two blocks of every case, then the records."""
     assert (TRAINED, TERMS) == ([dataclasses.replace(case, backend="gloo") for case in cases], terms)
     assert cases[0].backend == rank.device.backend
     assert {"counted", "missing"} == rank.meter.facts().keys()
@@ -160,7 +160,7 @@ def train_in_turns(
 
 
 def open_device(backend: str, _control: ThreadControl) -> Any:
-    """Play what opens a device: for NCCL a GPU that two ranks share."""
+    """Simulate a device: for NCCL a GPU shared by two ranks."""
     shared = 2 if backend == "nccl" else None
     return types.SimpleNamespace(
         backend=backend, ranks_per_gpu=shared, library=lambda: "torch 2.13.0 NCCL 2.28.9", close=lambda: None
@@ -169,7 +169,7 @@ def open_device(backend: str, _control: ThreadControl) -> Any:
 
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train without torch, and open the fake backend in place of Gloo."""
+    """Train without torch, over the fake backend instead of Gloo."""
     session, devices = types.ModuleType("commbench.ddp.session"), types.ModuleType("commbench.ddp.devices")
     session.train_launch = train_in_turns  # type: ignore[attr-defined]
     session.Duty = session.TrainingRank = types.SimpleNamespace  # type: ignore[attr-defined]
@@ -184,7 +184,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("training")
 def test_a_rank_trains_the_planned_cases() -> None:
-    """Report every block and every record, and count blocks on every rank."""
+    """Report every block and record, and count blocks on every rank."""
     events, hearts = launch(TRAINING)
     expected: list[Any] = [("session", 2)]
     expected += [("case", index) for index in (1, 0, 1, 0)]
@@ -195,7 +195,7 @@ def test_a_rank_trains_the_planned_cases() -> None:
 
 @pytest.mark.usefixtures("training")
 def test_training_on_gpus_states_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open Gloo for control, no NCCL of our own, and report torch's NCCL."""
+    """Open Gloo for control but no cupy NCCL, and report torch's NCCL."""
     opened: list[str] = []
 
     def note(name: str, control: ThreadControl, launch: int) -> Any:
@@ -220,13 +220,13 @@ def test_training_on_gpus_states_its_library(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("training")
 def test_no_block_begins_after_the_deadline() -> None:
-    """Stop training before a block that would end too late."""
+    """Stop before a training block that would exceed the deadline."""
     events, _ = launch(dataclasses.replace(TRAINING, deadline_s=0.0))
     assert [("session", 2), ("end", False)] == events
 
 
 def test_backends_that_are_open_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open for a second plan of the same ranks only what the first had not, and give back all."""
+    """Keep backends open for a second plan of the same ranks."""
     opened: list[str] = []
 
     def note(name: str, control: ThreadControl, launch: int) -> Any:
@@ -247,7 +247,7 @@ def test_backends_that_are_open_stay_open(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_backend_that_cannot_be_opened_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the sentence through."""
+    """Raise the backend's sentence as bad input."""
 
     def refuse(*_: object) -> None:
         raise InputError("install it")
@@ -258,7 +258,7 @@ def test_a_backend_that_cannot_be_opened_is_bad_input(monkeypatch: pytest.Monkey
 
 
 def test_a_heartbeat_reports_progress() -> None:
-    """Read the counters of a timed loop from another thread."""
+    """Send the counters of a timed loop from another thread."""
     heard: list[Heartbeat] = []
     enough = threading.Event()
 
@@ -277,7 +277,7 @@ def test_a_heartbeat_reports_progress() -> None:
 
 
 def test_a_stalled_rank_notices_by_itself() -> None:
-    """Call once when nothing has moved for the timeout."""
+    """Call once after the timeout without progress."""
     stalled = threading.Event()
     heart = Heart(0, Progress(), patience=Patience(timeout_s=0.6, on_stall=stalled.set))
     heart.progress.counters += 1
@@ -288,7 +288,7 @@ def test_a_stalled_rank_notices_by_itself() -> None:
 
 
 def test_a_rank_has_more_time_to_start() -> None:
-    """Wait for the first repetition as long as libraries may take to load, then as long as was asked."""
+    """Use the start-up timeout until the first repetition, then the case timeout."""
     heart = Heart(0, Progress(), patience=Patience(timeout_s=2.0, startup_timeout_s=60.0))
     limits = [heart.limit_s]
     heart.enter(0, "a case")
@@ -301,7 +301,7 @@ def test_a_rank_has_more_time_to_start() -> None:
 
 
 def test_a_longer_limit_arms_the_net_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the interpreter end no rank by a limit that holds no more, although nothing has moved since."""
+    """Extend the interpreter's own timeout when the limit grows."""
     armed: list[float] = []
     monkeypatch.setattr("faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds))
     heart = Heart(0, Progress(), patience=Patience(timeout_s=1.0, startup_timeout_s=1.0))
@@ -331,45 +331,45 @@ rank.run_process(Identity(role="rank"), heart, work, on_error=say, on_refusal=pr
 
 
 def run(body: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run a rank of its own process whose work is ``body``."""
+    """Run a rank with the code ``body`` in a process."""
     script = RANK.format(body="\n".join(f"    {line}" for line in body.splitlines()), code=code)
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_a_rank_flushes_its_output_and_exits_with_its_status() -> None:
-    """Flush before os._exit."""
-    left = run("sys.stdout.write('all of it')", code=4)
-    assert (4, "all of it", "") == (left.returncode, left.stdout, left.stderr)
+    """Flush the streams before os._exit."""
+    process = run("sys.stdout.write('all of it')", code=4)
+    assert (4, "all of it", "") == (process.returncode, process.stdout, process.stderr)
 
 
 def test_a_thread_that_still_runs_does_not_keep_a_rank() -> None:
-    """Leave although a thread would wait for ever."""
+    """Exit although another thread still runs."""
     body = "import threading\nthreading.Thread(target=threading.Event().wait).start()"
     assert 0 == run(body).returncode
 
 
 def test_a_rank_that_raises_reports_the_error_and_fails() -> None:
-    """Report it to the conductor, then on stderr."""
-    left = run("raise ValueError('boom')")
-    assert 1 == left.returncode
-    assert '"message":"boom","error":"ValueError","is_bad_input":false' in left.stderr
-    assert "Traceback" in left.stderr
+    """Report the error to the conductor, print the traceback, and fail."""
+    process = run("raise ValueError('boom')")
+    assert 1 == process.returncode
+    assert '"message":"boom","error":"ValueError","is_bad_input":false' in process.stderr
+    assert "Traceback" in process.stderr
 
 
 @pytest.mark.parametrize(("error", "code", "bad_input"), [("InputError", 2, "true"), ("LaunchError", 3, "false")])
 def test_an_error_of_ours_is_one_sentence(error: str, code: int, bad_input: str) -> None:
-    """Show no traceback for what the person can put right."""
-    left = run(f"from commbench.errors import {error}\nraise {error}('give more')")
-    assert code == left.returncode
-    assert f'"message":"give more","error":"","is_bad_input":{bad_input}' in left.stderr
-    assert "Traceback" not in left.stderr
+    """Print no traceback for our own errors."""
+    process = run(f"from commbench.errors import {error}\nraise {error}('give more')")
+    assert code == process.returncode
+    assert f'"message":"give more","error":"","is_bad_input":{bad_input}' in process.stderr
+    assert "Traceback" not in process.stderr
 
 
 def test_a_rank_prints_its_stacks_when_asked() -> None:
-    """Answer SIGUSR2 by the interpreter, without a thread's help, and go on."""
-    left = run("os.kill(os.getpid(), signal.SIGUSR2)")
-    assert 0 == left.returncode
-    assert ["work"] == [frame.rpartition(" ")[2] for frame in stack_in(left.stderr.splitlines())[:1]]
+    """Print the stacks on SIGUSR2 without another thread, and continue."""
+    process = run("os.kill(os.getpid(), signal.SIGUSR2)")
+    assert 0 == process.returncode
+    assert ["work"] == [frame.rpartition(" ")[2] for frame in stack_in(process.stderr.splitlines())[:1]]
 
 
 #: A rank that beats, and listens to signals as one of the conductor's does.
@@ -385,16 +385,16 @@ def work""",
 
 
 def listen(body: str, options: str = "") -> tuple[int, list[Stack], str]:
-    """Run a rank that listens; return how it ended, the stacks that it reported and what else it wrote on stderr."""
+    """Run a rank with signal handlers; return its exit status, the reported stacks and the rest of stderr."""
     script = LISTENING.format(body="\n".join(f"    {line}" for line in body.splitlines()), code=0, options=options)
-    left = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
-    lines = [split_line(line) for line in left.stderr.splitlines()]
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    lines = [split_line(line) for line in process.stderr.splitlines()]
     stacks = [event for _, event in lines if isinstance(event, Stack)]
-    return left.returncode, stacks, "".join(foreign for foreign, _ in lines)
+    return process.returncode, stacks, "".join(foreign for foreign, _ in lines)
 
 
 def test_a_rank_reports_its_stacks_on_sigusr1() -> None:
-    """Report them by rank and thread although the main thread is busy."""
+    """Report all stacks by rank and thread although the main thread is busy."""
     body = "import threading, time\nother = threading.Event()\n"
     body += "threading.Thread(target=other.wait, name='flow', daemon=True).start()\n"
     body += "os.kill(os.getpid(), signal.SIGUSR1); time.sleep(2)"
@@ -407,7 +407,7 @@ def test_a_rank_reports_its_stacks_on_sigusr1() -> None:
 
 
 def test_a_terminated_rank_reports_its_stack() -> None:
-    """Report the stack and die of SIGTERM although the main thread is in native code."""
+    """Report the stack on SIGTERM and die, although the main thread runs native code."""
     body = "import threading\nos.kill(os.getpid(), signal.SIGTERM); threading.Lock().acquire(); "
     body += "lock = threading.Lock(); lock.acquire(); lock.acquire()"
     code, stacks, _ = listen(body)
@@ -415,7 +415,7 @@ def test_a_terminated_rank_reports_its_stack() -> None:
 
 
 def test_a_child_of_a_rank_takes_no_signals_for_it() -> None:
-    """End a forked child by SIGTERM: the rank does not take it for its own."""
+    """Ignore in the rank a SIGTERM sent to a forked child."""
     body = "import time\nready, up = os.pipe()\nchild = os.fork()\nif not child: os.write(up, b'.'); time.sleep(60)\n"
     body += "os.read(ready, 1); os.kill(child, signal.SIGTERM)\n"
     body += "assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM\ntime.sleep(1)"
@@ -423,7 +423,7 @@ def test_a_child_of_a_rank_takes_no_signals_for_it() -> None:
 
 
 def test_a_rank_that_nobody_ends_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """End some time after a repetition has hung, in case that no conductor is left."""
+    """Exit some time after a hang if no conductor ends the rank."""
     body = "import commbench.launch.heartbeat as h, time\nh.ABANDONED_S = 0.5\nheart.progress.counters[0] += 1\n"
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
     assert 1 == listen(f"{body}time.sleep(600)", "timeout_s=0.5")[0]
@@ -439,10 +439,10 @@ os._exit(0)
 
 
 def test_a_rank_leaves_when_its_launcher_is_gone() -> None:
-    """End where the process that has started it has ended."""
+    """Exit when the parent process has ended."""
     script = LISTENING.format(
         body="    import time; print(flush=True); time.sleep(600)", code=0, options="leave_with_parent=True"
     )
     orphan = ORPHAN.format(script=script)
-    left = subprocess.run([sys.executable, "-c", orphan], capture_output=True, text=True, check=False, timeout=60)
-    assert wait_until(lambda: has_ended(int(left.stdout)))
+    process = subprocess.run([sys.executable, "-c", orphan], capture_output=True, text=True, check=False, timeout=60)
+    assert wait_until(lambda: has_ended(int(process.stdout)))

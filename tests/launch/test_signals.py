@@ -1,4 +1,4 @@
-"""Tests of signals to the conductor: what is being measured is kept, and the run resumes."""
+"""Tests of signals to the conductor: the current measurement is kept, and the run resumes."""
 
 import os
 import signal
@@ -18,12 +18,12 @@ from commbench.results import Store
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """No test may leave a process behind."""
+    """Fail if a test leaves a process behind."""
     yield from marked_environment(monkeypatch)
 
 
 def send(*numbers: signal.Signals) -> Callable[[], None]:
-    """Return what sends signals to this process, which acts on each before the next."""
+    """Return a function that sends signals to this process, one after the other."""
 
     def kill() -> None:
         for number in numbers:
@@ -64,7 +64,7 @@ end(is_complete=True)
     ids=["Ctrl-C twice", "SIGTERM", "SIGHUP", "Ctrl-C and SIGTERM"],
 )
 def test_a_signal_interrupts_and_the_run_resumes(tmp_path: Path, numbers: list[signal.Signals], code: int) -> None:
-    """Write the table, end with 128 + the signal, leave nothing behind, and go on the next time."""
+    """Write the table, exit with 128 plus the signal's number, and resume on the next call."""
     display = Recorder(send(*numbers), when=3)
     ended, info, _ = run(tmp_path, ENDLESS, display=display)
     assert (code, "interrupted", f"interrupted by {numbers[0].name}") == (ended, info["status"], info["reason"])
@@ -76,7 +76,7 @@ def test_a_signal_interrupts_and_the_run_resumes(tmp_path: Path, numbers: list[s
 
 
 def test_ctrl_c_lets_the_case_come_to_its_end(tmp_path: Path) -> None:
-    """Keep what is being measured, say how to stop at once, and end the launch and the run."""
+    """Finish the current case on Ctrl-C, and print how to stop at once."""
     display = Recorder(send(signal.SIGINT), when=2)
     ended, info, _ = run(tmp_path, OBEDIENT, display=display)
     assert (130, "interrupted", "interrupted by SIGINT") == (ended, info["status"], info["reason"])
@@ -86,7 +86,7 @@ def test_ctrl_c_lets_the_case_come_to_its_end(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_before_the_first_case_stops_at_once(tmp_path: Path) -> None:
-    """Wait for nothing where nothing is measured."""
+    """Stop at once on Ctrl-C before the first case."""
     begun = time.monotonic()
     launcher = ScriptLauncher("time.sleep(600)")
     threading.Timer(1.0, send(signal.SIGINT)).start()
@@ -96,7 +96,7 @@ def test_ctrl_c_before_the_first_case_stops_at_once(tmp_path: Path) -> None:
 
 
 def test_a_run_that_nobody_may_hang_up_ignores_it() -> None:
-    """Leave SIGHUP alone where nohup has said so."""
+    """Ignore SIGHUP under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Interrupts() as interrupts:
@@ -108,7 +108,7 @@ def test_a_run_that_nobody_may_hang_up_ignores_it() -> None:
 
 
 def test_a_second_ctrl_c_does_not_keep_the_end_from_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write that the run was interrupted even where the signal comes again while the summary is written."""
+    """Record the interrupt although a second signal arrives while the summary is written."""
     write = ledger.write_tables
 
     def impatient(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Tests on a real Slurm of two nodes: the batch script, both starters, ranks of srun, killed ranks, jobs that end."""
+"""Tests on a real Slurm of two nodes: batch script, both starters, ranks of srun, killed ranks, cancelled jobs."""
 
 import contextlib
 import csv
@@ -34,25 +34,25 @@ SWEEP = (*RUN, "--sizes", "8:4K", "--launches", "2", "--case-timeout", "20")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Two nodes, shared by all tests here."""
+    """Return a Slurm cluster of two nodes, shared by all tests here."""
     with private_slurm() as cluster:
         yield cluster
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(cluster: Cluster) -> Iterator[None]:
-    """No test may leave a step or a task of its jobs."""
+    """Fail if a test leaves a step or a task of its jobs."""
     yield
     assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
 
 
 def commbench() -> list[str]:
-    """Return the command without its arguments."""
+    """Return the prefix of a commbench command."""
     return [sys.executable, "-m", "commbench"]
 
 
 def submit(cluster: Cluster, out: Path, *arguments: str, **variables: str) -> str:
-    """Submit the batch script; return the job's number."""
+    """Submit the batch script; return the job id."""
     venv = str(Path(sys.executable).parents[1])
     own = {**NO_OFI, "VENV": venv, "OUT": str(out), "PYTHONPATH": str(ROOT), **variables}
     words = ("--parsable", f"--output={out.with_suffix('.log')}", SCRIPT, *arguments)
@@ -62,51 +62,51 @@ def submit(cluster: Cluster, out: Path, *arguments: str, **variables: str) -> st
 
 
 def finish(cluster: Cluster, job: str, out: Path) -> tuple[int, str]:
-    """(the job's exit code, what it wrote)."""
+    """Return the job's exit code and output."""
     code = cluster.wait(job)
     log = out.with_suffix(".log")
     return code, log.read_text() if log.exists() else ""
 
 
 def run_task(cluster: Cluster, *words: str) -> str:
-    """Run one of Slurm's commands with commbench in it; return what it wrote; it must go well."""
+    """Run a Slurm command with commbench in it that must succeed; return its output."""
     done = cluster.run(*words, env=cluster.environment(**NO_OFI, PYTHONPATH=str(ROOT)))
     assert 0 == done.returncode, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def rows(out: Path) -> list[dict[str, str]]:
-    """The table of a run."""
+    """Return the rows of a run's collectives.csv."""
     return list(csv.DictReader((out / "collectives.csv").read_text().splitlines()))
 
 
 def info(out: Path) -> dict[str, object]:
-    """The run.json of a run."""
+    """Return the run.json of a run."""
     content: dict[str, object] = json.loads((out / "run.json").read_text())
     return content
 
 
 def test_a_batch_job_writes_the_files_of_a_local_run(cluster: Cluster, tmp_path: Path) -> None:
-    """Submit the script as it is shipped: two nodes by mpirun, and the files, columns and cases of a local run."""
-    there, here = tmp_path / "there", tmp_path / "here"
+    """Run the shipped script on two nodes by mpirun; it writes the files of a local run."""
+    job_run, local_run = tmp_path / "there", tmp_path / "here"
     arguments = (*RUN, "--sizes", "8,64K", "--launches", "1")
-    code, said = finish(cluster, submit(cluster, there, *arguments), there)
-    assert 0 == code, said
-    local = [*commbench(), *arguments, "-n", "2", "--out", str(here)]
+    code, output = finish(cluster, submit(cluster, job_run, *arguments), job_run)
+    assert 0 == code, output
+    local = [*commbench(), *arguments, "-n", "2", "--out", str(local_run)]
     subprocess.run(local, env={**os.environ, **NO_OFI}, capture_output=True, timeout=120, check=True)
-    assert ["complete", "mpirun", 2, 2] == [info(there)[key] for key in ("status", "launcher", "nodes", "world_size")]
-    assert ["n0", "n1"] == [rank["host"] for rank in info(there)["ranks"]]  # type: ignore[attr-defined]
-    assert {file.name for file in here.iterdir()} == {file.name for file in there.iterdir()}
-    assert info(here).keys() == info(there).keys()
+    assert ["complete", "mpirun", 2, 2] == [info(job_run)[key] for key in ("status", "launcher", "nodes", "world_size")]
+    assert ["n0", "n1"] == [rank["host"] for rank in info(job_run)["ranks"]]  # type: ignore[attr-defined]
+    assert {file.name for file in local_run.iterdir()} == {file.name for file in job_run.iterdir()}
+    assert info(local_run).keys() == info(job_run).keys()
     names = ("backend", "operation", "message_bytes", "status")
-    cases = [[row[name] for name in names] for row in rows(there)]
-    assert cases == [[row[name] for name in names] for row in rows(here)]
+    cases = [[row[name] for name in names] for row in rows(job_run)]
+    assert cases == [[row[name] for name in names] for row in rows(local_run)]
     assert {("mpi", "ok"), ("gloo", "ok")} == {(case[0], case[3]) for case in cases}
-    assert rows(here)[0].keys() == rows(there)[0].keys()
+    assert rows(local_run)[0].keys() == rows(job_run)[0].keys()
 
 
 def test_tasks_of_srun_are_ranks_and_add_launches(cluster: Cluster, tmp_path: Path) -> None:
-    """Let srun start the ranks of Gloo without any MPI: each call adds a launch."""
+    """Add a launch per srun, with Gloo and without MPI."""
     out = tmp_path / "run"
     task = ("srun", "-N2", "-n2", "--kill-on-bad-exit=1", *commbench(), "run", "-c", "all_reduce", "--sizes", "8")
     for _ in range(2):
@@ -116,17 +116,17 @@ def test_tasks_of_srun_are_ranks_and_add_launches(cluster: Cluster, tmp_path: Pa
 
 
 def test_a_conductor_can_start_its_ranks_by_srun(cluster: Cluster, tmp_path: Path) -> None:
-    """Make every launch a step of the allocation; where Slurm speaks no PMI, say why MPI is left out."""
+    """Start every launch as a job step; report why MPI is omitted without PMI."""
     out = tmp_path / "run"
-    what = (*RUN, "--sizes", "8", "--launches", "1", "--launcher", "srun", "--ranks-per-node", "1")
-    said = run_task(cluster, "salloc", "-N2", "-n4", *commbench(), *what, "--out", str(out))
-    assert "Left out: Backend mpi needs ranks that MPI sees" in said
+    options = (*RUN, "--sizes", "8", "--launches", "1", "--launcher", "srun", "--ranks-per-node", "1")
+    output = run_task(cluster, "salloc", "-N2", "-n4", *commbench(), *options, "--out", str(out))
+    assert "Left out: Backend mpi needs ranks that MPI sees" in output
     assert ("complete", "srun", 2, 2) == tuple(info(out)[key] for key in ("status", "launcher", "nodes", "world_size"))
     assert [("gloo", "ok")] == [(row["backend"], row["status"]) for row in rows(out)]
 
 
 def test_mpi_without_pmi_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    """Name the ways out and write nothing."""
+    """Refuse MPI without PMI, say what to do, and write nothing."""
     task = ("srun", "-N1", "-n1", *commbench(), "run", "--backend", "mpi", "--out", str(tmp_path / "run"))
     done = cluster.run(*task)
     assert 2 == done.returncode
@@ -135,7 +135,7 @@ def test_mpi_without_pmi_is_refused(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def find_rank(cluster: Cluster, rank: str) -> psutil.Process | None:
-    """The process of a rank that a conductor has started."""
+    """Return the process of a rank that a conductor started."""
     for process in cluster.processes():
         with contextlib.suppress(psutil.Error):
             environ = process.environ()
@@ -146,15 +146,15 @@ def find_rank(cluster: Cluster, rank: str) -> psutil.Process | None:
 
 
 def measured(out: Path) -> int:
-    """How many records there are."""
+    """Return the number of records."""
     samples = out / "samples.jsonl"
     return len(samples.read_text().splitlines()) if samples.exists() else 0
 
 
 def check_resumed(cluster: Cluster, out: Path, *arguments: str) -> None:
-    """Submit the same job again: every case is then measured exactly once in every launch."""
-    code, said = finish(cluster, submit(cluster, out, *arguments), out)
-    assert (0, "complete") == (code, info(out)["status"]), said
+    """Submit the job again and check that every case was measured once per launch."""
+    code, output = finish(cluster, submit(cluster, out, *arguments), out)
+    assert (0, "complete") == (code, info(out)["status"]), output
     counts = Counter((record.launch, record.case.key) for record in load_run(out).records if record.status == "ok")
     assert {1} == set(counts.values())
     assert 2 * len(rows(out)) == len(counts)
@@ -166,7 +166,7 @@ def check_resumed(cluster: Cluster, out: Path, *arguments: str) -> None:
 def test_a_killed_rank_is_named_and_the_job_resumes(
     cluster: Cluster, tmp_path: Path, backend: str, launcher: str
 ) -> None:
-    """Kill rank 1 in a running sweep: named, code 3, nothing left; the same job completes what is missing."""
+    """Name the killed rank, exit with 3, leave no process, and resume."""
     out = tmp_path / "run"
     arguments = (*SWEEP, "--backend", backend, "--launcher", launcher, "--fail-fast")
     job = submit(cluster, out, *arguments)
@@ -174,10 +174,10 @@ def test_a_killed_rank_is_named_and_the_job_resumes(
     victim = find_rank(cluster, "1")
     assert victim is not None
     victim.send_signal(signal.SIGKILL)
-    code, said = finish(cluster, job, out)
-    assert (3, "partial") == (code, info(out)["status"]), said
+    code, output = finish(cluster, job, out)
+    assert (3, "partial") == (code, info(out)["status"]), output
     # mpirun may hear first of rank 0 that has lost its partner, and then names no signal.
-    assert re.search("^rank 1 on host n1 (was killed by signal 9|has died)", str(info(out)["reason"])), said
+    assert re.search("^rank 1 on host n1 (was killed by signal 9|has died)", str(info(out)["reason"])), output
     assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
     check_resumed(cluster, out, *arguments)
 
@@ -190,37 +190,37 @@ def test_a_killed_rank_is_named_and_the_job_resumes(
 def test_a_job_that_is_ended_is_kept_and_resumes(
     cluster: Cluster, tmp_path: Path, how: tuple[str, ...], code: int | None
 ) -> None:
-    """End the job as Slurm does: what was measured stays, and the same job goes on."""
+    """Keep the measurements of a cancelled job, and resume."""
     out = tmp_path / "run"
     arguments = (*SWEEP, "--backend", "mpi")
     job = submit(cluster, out, *arguments)
     assert wait_until(lambda: measured(out) > 2, 60), finish(cluster, job, out)
     cluster.run("scancel", *how, job)
-    ended, said = finish(cluster, job, out)
-    assert code in {None, ended}, said
-    assert "interrupted" == info(out)["status"], said
-    assert "SIGTERM" in str(info(out)["reason"]), said
+    ended, output = finish(cluster, job, out)
+    assert code in {None, ended}, output
+    assert "interrupted" == info(out)["status"], output
+    assert "SIGTERM" in str(info(out)["reason"]), output
     assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
     check_resumed(cluster, out, *arguments)
 
 
 @pytest.mark.slow
 def test_the_script_can_do_without_a_conductor(cluster: Cluster, tmp_path: Path) -> None:
-    """With DIRECT=1 make six launches by srun, enough for intervals over launches."""
+    """Make six launches by srun with DIRECT=1."""
     out = tmp_path / "run"
     arguments = ("run", "-c", "all_reduce", "--sizes", "8", "--backend", "gloo")
-    code, said = finish(cluster, submit(cluster, out, *arguments, DIRECT="1"), out)
-    assert 0 == code, said
+    code, output = finish(cluster, submit(cluster, out, *arguments, DIRECT="1"), out)
+    assert 0 == code, output
     assert [6, "ok"] == [len(load_run(out).records), rows(out)[0]["status"]]
     assert "6" == rows(out)[0]["launches"]
 
 
 @pytest.mark.slow
 def test_ended_tasks_of_srun_leave_a_partial_run(cluster: Cluster, tmp_path: Path) -> None:
-    """Cancel a job whose tasks are ranks: rank 0 writes how it ended, and the same call completes the launch."""
+    """Record how a cancelled srun launch ended, and complete it on resume."""
     out = tmp_path / "run"
-    what = ("run", "-c", "all_reduce", "--sizes", "8:256K", "--backend", "gloo", "--out", str(out))
-    task = ("srun", "-N2", "-n2", "--job-name=cancelled", *commbench(), *what)
+    options = ("run", "-c", "all_reduce", "--sizes", "8:256K", "--backend", "gloo", "--out", str(out))
+    task = ("srun", "-N2", "-n2", "--job-name=cancelled", *commbench(), *options)
     process = cluster.start(*task, env=cluster.environment(**NO_OFI, PYTHONPATH=str(ROOT)))
     assert wait_until(lambda: measured(out) > 2, 60)
     cluster.run("scancel", "--name=cancelled")
@@ -233,7 +233,7 @@ def test_ended_tasks_of_srun_leave_a_partial_run(cluster: Cluster, tmp_path: Pat
 
 
 def test_the_cluster_leaves_nothing_behind() -> None:
-    """Start and end a cluster of its own: neither a process nor the directory is left."""
+    """End a cluster without remaining processes or files."""
     with private_slurm() as cluster:
         assert cluster.path.exists()
         assert 3 <= len(cluster.processes())
@@ -245,7 +245,7 @@ def test_the_cluster_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("export", ["--export=NONE", "--export=HOME,PATH", "--export=ALL"])
 def test_a_training_under_tune_gets_what_attaches_it(cluster: Cluster, tmp_path: Path, export: str) -> None:
-    """Start a training on both nodes by srun: its tasks see both variables, whatever srun exports."""
+    """Pass both variables of live tuning to srun's tasks, whatever srun exports."""
     script = 'echo "$SLURM_PROCID ${PYTHONPATH%%:*} ${COMMBENCH_TUNE:+set}"'
     tune = (*commbench(), "tune", "--out", str(tmp_path / "out"), "--")
     out = run_task(cluster, "salloc", "-Q", "-N2", *tune, "srun", export, "-n", "2", "/bin/sh", "-c", script)

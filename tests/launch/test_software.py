@@ -1,4 +1,4 @@
-"""Tests that hosts with other software are refused: with facts made by hand, threads, and real ranks that differ."""
+"""Tests that hosts with other software are refused: with given facts, threads, and real ranks that differ."""
 
 import json
 import os
@@ -19,18 +19,18 @@ VERSIONS = {"commbench": "0.2.0", "python": "3.12.1", "torch": "2.13.0", "numpy"
 
 
 def software(rank: int, host: str, **changes: str) -> Software:
-    """Return what a rank runs: on every host two ranks, of which the first looks at all packages."""
+    """Return the software of two ranks per host, of which the first lists all packages."""
     versions = VERSIONS if rank % 2 == 0 else {name: VERSIONS[name] for name in ("commbench", "python")}
     return Software(rank=rank, host=host, versions={**versions, **changes})
 
 
 def test_equal_hosts_are_not_refused() -> None:
-    """Find no difference in what does not count, nor in what only the lowest rank of a host looks at."""
+    """Accept hosts that differ only in irrelevant facts, or in what one rank per host reads."""
     assert "" == describe_differences([software(0, "a"), software(1, "a"), software(2, "b", numpy="1.0")])
 
 
 def test_differences_are_a_table_of_hosts() -> None:
-    """Show what differs and nothing else, a column for each group of hosts."""
+    """List only the differences, with a column for each group of hosts."""
     ranks = [software(rank, host) for rank, host in enumerate("aabb")]
     ranks += [software(4, "c", torch="2.11.0"), software(5, "c"), software(6, "d", commbench="0.1.0", cupy="14.2")]
     sentence, *table = describe_differences(ranks).splitlines()
@@ -45,20 +45,20 @@ def test_differences_are_a_table_of_hosts() -> None:
 
 
 def test_ranks_of_one_host_that_differ_are_named() -> None:
-    """Name ranks where a host's name alone does not tell."""
+    """Name ranks if those of one host differ."""
     lines = describe_differences([software(0, "a"), software(1, "a", commbench="0.1.0")]).splitlines()
     assert ["             a rank 0  a rank 1", "  commbench  0.2.0     0.1.0"] == lines[1:]
 
 
 def test_many_hosts_are_counted() -> None:
-    """Keep the header of a column short."""
+    """Count the hosts of a column instead of listing many."""
     ranks = [software(2 * number, f"n{number}") for number in range(9)]
     header = describe_differences([*ranks, software(20, "odd", torch="1.0")]).splitlines()[1]
     assert ["n0,", "n1,", "n2", "and", "6", "more", "odd"] == header.split()
 
 
 def test_ranks_of_one_environment_agree() -> None:
-    """Look at the real packages of this environment, from ranks that are threads."""
+    """Accept the real packages of this environment on ranks that are threads."""
     assert ["", ""] == run_threads(2, refuse_unlike_software)
 
 
@@ -77,13 +77,13 @@ commbench.__version__ = "0.0.1"
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """No test may leave a process behind."""
+    """Fail if a test leaves a process behind."""
     yield from marked_environment(monkeypatch)
 
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """A Python that on rank 1 has another commbench."""
+    """Return a Python that has another commbench on rank 1."""
     other = tmp_path / "other"
     other.mkdir()
     (other / "sitecustomize.py").write_text(SITE)
@@ -96,7 +96,7 @@ def python(tmp_path: Path) -> Path:
 @pytest.mark.mpi
 @pytest.mark.usefixtures("mark")
 def test_a_persons_own_mpirun_is_refused_before_anything_is_written(tmp_path: Path, python: Path) -> None:
-    """Say it once, by rank 0, with code 2."""
+    """Refuse on rank 0 with code 2, once, and write nothing."""
     out = tmp_path / "run"
     program = [str(python), "-m", "mpi4py", "-m", "commbench", "run", "--backend", "mpi", "--out", str(out)]
     command = [mpirun().mpirun, "-n", "2", "--oversubscribe", "--bind-to", "none", *program]
@@ -113,16 +113,16 @@ def test_a_persons_own_mpirun_is_refused_before_anything_is_written(tmp_path: Pa
 @pytest.mark.mpi
 @pytest.mark.usefixtures("mark")
 def test_a_conductor_is_refused_and_leaves_no_run(tmp_path: Path, python: Path) -> None:
-    """End with code 2 and the table, and remove the directory of the run that never was."""
+    """Exit with 2 and the table, and remove the run's directory."""
     out = tmp_path / "run"
     script = tmp_path / "conduct.py"
     script.write_text(
         f"import sys\nfrom commbench import cli\nsys.executable = {json.dumps(str(python))}\ncli.main()\n"
     )
-    what = ["run", "--backend", "mpi", "-n", "2", "--oversubscribe", "--out", str(out)]
+    options = ["run", "--backend", "mpi", "-n", "2", "--oversubscribe", "--out", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     launcher = ["--launcher", mpirun().mpirun]
-    command = [sys.executable, str(script), *what, *launcher]
+    command = [sys.executable, str(script), *options, *launcher]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert 2 == done.returncode, done.stdout + done.stderr
     assert "commbench: The ranks do not run the same software" in done.stderr

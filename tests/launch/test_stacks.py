@@ -1,4 +1,4 @@
-"""Tests of where threads are: reported by a rank, or read from what its interpreter has printed."""
+"""Tests of thread stacks: reported by a rank, or parsed from an interpreter's dump."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from commbench.launch.heartbeat import stack_in, stack_of_error, stacks_of_threa
 
 
 def test_every_other_thread_is_listed() -> None:
-    """Name threads and their innermost frames, except the calling thread."""
+    """List all other threads with their frames."""
     leave = threading.Event()
     thread = threading.Thread(target=leave.wait, name="flow")
     thread.start()
@@ -25,7 +25,7 @@ def test_every_other_thread_is_listed() -> None:
 
 
 def test_an_error_is_where_it_was_raised() -> None:
-    """Put the innermost frame first."""
+    """List the frames of an error, innermost first."""
 
     def inner() -> None:
         raise ValueError
@@ -50,15 +50,15 @@ IN_THREAD = "threading.Thread(target=dying).start()\nwaiting()"
 
 @pytest.mark.parametrize("threads", [IN_MAIN, IN_THREAD], ids=["main", "other"])
 def test_the_thread_that_died_is_read(threads: str) -> None:
-    """Take from a real segmentation fault the thread that it was in."""
+    """Parse the crashed thread from a real segmentation fault."""
     script = CRASH.format(harm="signal.raise_signal(signal.SIGSEGV)", threads=threads)
-    left = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
-    assert left.returncode < 0
-    assert "dying" == stack_in(left.stderr.splitlines())[0].rpartition(" ")[2]
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert process.returncode < 0
+    assert "dying" == stack_in(process.stderr.splitlines())[0].rpartition(" ")[2]
 
 
 def test_nothing_printed_is_no_stack() -> None:
-    """Find nothing in other text."""
+    """Find no stack in other text."""
     assert [] == stack_in(["Segmentation fault", "File"])
 
 
@@ -78,12 +78,12 @@ def test_nothing_printed_is_no_stack() -> None:
     ],
 )
 def test_what_a_thread_describe_place(stack: Sequence[str], expected: str) -> None:
-    """Prefer a frame that says something, then the innermost."""
+    """Describe a thread by its first meaningful frame, else the innermost."""
     assert expected == describe_place(stack)
 
 
 def test_ranks_in_the_same_place_are_grouped() -> None:
-    """Group by place, the lowest rank first."""
+    """Group ranks by place, sorted by lowest rank."""
     assert [OtherRanks(ranks=[0, 2], place="a"), OtherRanks(ranks=[1], place="b")] == group_by_place(
         {2: "a", 1: "b", 0: "a"}
     )

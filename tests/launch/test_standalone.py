@@ -1,4 +1,4 @@
-"""Tests of launches that a person starts by mpirun or torchrun, with a script in place of the command line."""
+"""Tests of launches started by a person's mpirun or torchrun."""
 
 import dataclasses
 import itertools
@@ -72,12 +72,12 @@ run_standalone(stages, identity, lambda: Store.open(out, {"plan": plan}), finish
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """No test may leave a process behind."""
+    """Fail if a test leaves a process behind."""
     yield from marked_environment(monkeypatch)
 
 
 def command(path: Path, *, backend: str = "mpi", seed: int = 1, harm: str = "", more: str = "") -> list[str]:
-    """Return what a person would type; ``harm`` is run by every rank at its third case, ``more`` asks for stages."""
+    """Return the command of a person; every rank runs ``harm`` at its third case, ``more`` adds stages."""
     script = path.with_suffix(".py")
     script.write_text(SCRIPT)
     words = [str(script), str(path), backend, str(seed), harm, more]
@@ -87,7 +87,7 @@ def command(path: Path, *, backend: str = "mpi", seed: int = 1, harm: str = "", 
 
 
 def start(path: Path, variables: Mapping[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Start one launch, with further variables, and wait for its end."""
+    """Start one launch with further variables, and wait until it exits."""
     environment = {**os.environ, **mpirun().environment(), **(variables or {})}
     return subprocess.run(
         command(path, **options), env=environment, capture_output=True, text=True, check=False, timeout=120
@@ -95,7 +95,7 @@ def start(path: Path, variables: Mapping[str, str] | None = None, **options: Any
 
 
 def state(path: Path) -> tuple[str, list[tuple[int, str]], list[int]]:
-    """(status, launches with how they ended, measured cases per launch)."""
+    """Return status, launches with how they ended, and measured cases per launch."""
     info = json.loads((path / "run.json").read_text())
     records = [record for record in load_run(path).records if record.status == "ok"]
     counts = [sum(record.launch == launch for record in records) for launch in range(3)]
@@ -104,7 +104,7 @@ def state(path: Path) -> tuple[str, list[tuple[int, str]], list[int]]:
 
 @pytest.mark.slow
 def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
-    """Give a loop of mpiruns the files that the conductor writes."""
+    """Write the files of a conductor's run by repeated mpirun."""
     path = tmp_path / "run"
     assert [0, 0] == [start(path).returncode for _ in range(2)]
     assert ("complete", [(0, "ok"), (1, "ok")], [4, 4, 0]) == state(path)
@@ -115,7 +115,7 @@ def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_each_invocation_adds_a_launch_to_every_stage(tmp_path: Path, backend: str) -> None:
-    """Make a launch of each stage with the same ranks, one stage on the records of the other."""
+    """Add one launch of each stage with the same ranks, the second based on the first."""
     path = tmp_path / "run"
     assert [0, 0] == [start(path, backend=backend, more="more").returncode for _ in range(2)]
     assert ("complete", [(launch, "ok") for launch in (0, 0, 1, 1)], [6, 6, 0]) == state(path)
@@ -127,14 +127,14 @@ def test_each_invocation_adds_a_launch_to_every_stage(tmp_path: Path, backend: s
 
 @pytest.mark.slow
 def test_a_stage_with_nothing_to_do_ends_the_invocation(tmp_path: Path) -> None:
-    """Be complete without it."""
+    """Complete a run whose stage has nothing to measure."""
     assert 0 == start(tmp_path / "run", more="none").returncode
     assert ("complete", [(0, "ok")], [4, 0, 0]) == state(tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_a_stage_that_is_refused_is_said_once(tmp_path: Path) -> None:
-    """Keep what the stage before it has measured."""
+    """Print a refusal once, and keep the measurements of the stage before."""
     refused = start(tmp_path / "run", more="refuse")
     assert 0 != refused.returncode
     assert 1 == refused.stderr.count("commbench: Nothing to go on with.")
@@ -144,13 +144,13 @@ def test_a_stage_that_is_refused_is_said_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_time_limit_ends_the_invocation_before_further_stages(tmp_path: Path) -> None:
-    """Leave the run partial: no case has a launch."""
+    """Leave the run partial if the time limit leaves no case measured."""
     assert 0 != start(tmp_path / "run", more="late").returncode
     assert ("partial", [(0, "cut")], [0, 0, 0]) == state(tmp_path / "run")
 
 
 def test_a_rank_that_raises_ends_all_and_the_launch_is_completed_next(tmp_path: Path) -> None:
-    """Fail, keep what was measured, and finish that launch before another is added."""
+    """Keep the measurements when a rank raises; the next call completes that launch."""
     path = tmp_path / "run"
     failed = start(path, harm="if identity.rank == 1: raise ValueError('boom')")
     assert 0 != failed.returncode
@@ -161,7 +161,7 @@ def test_a_rank_that_raises_ends_all_and_the_launch_is_completed_next(tmp_path: 
 
 
 def test_a_hang_ends_by_itself(tmp_path: Path) -> None:
-    """Notice without a conductor that nothing moves; rank 1, which cannot notice it first, is stopped."""
+    """Detect a hang without a conductor while rank 1 is stopped."""
     path = tmp_path / "run"
     hung = start(
         path, {"CASE_TIMEOUT_S": "2"}, harm="import signal\nif identity.rank == 1: signal.raise_signal(signal.SIGSTOP)"
@@ -174,7 +174,7 @@ def test_a_hang_ends_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_terminated_launcher_leaves_a_partial_run(tmp_path: Path) -> None:
-    """Write how it ended although the main thread is stuck, as when a batch system's time is over."""
+    """Record the end by SIGTERM although the main thread is blocked."""
     path = tmp_path / "run"
     words = command(path, harm="open(out + '.ready', 'w').close(); time.sleep(600)")
     with subprocess.Popen(words, env={**os.environ, **mpirun().environment()}, stderr=subprocess.DEVNULL) as launcher:
@@ -189,7 +189,7 @@ def test_a_terminated_launcher_leaves_a_partial_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_ctrl_c_lets_all_ranks_finish_the_case(tmp_path: Path, backend: str) -> None:
-    """Send SIGINT to every rank, as srun does: the case is kept, the run interrupted, and completed the next time."""
+    """Finish the current case on SIGINT to all ranks, mark the run interrupted, and resume."""
     path = tmp_path / "run"
     harm = "import signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(1)"
     ended = start(path, backend=backend, harm=harm)
@@ -203,7 +203,7 @@ def test_ctrl_c_lets_all_ranks_finish_the_case(tmp_path: Path, backend: str) -> 
 
 @pytest.mark.slow
 def test_ctrl_c_in_the_last_case_of_a_stage_begins_no_other(tmp_path: Path) -> None:
-    """End between stages, interrupted, and go on with the next stage the next time."""
+    """End before the next stage on SIGINT, and run that stage on resume."""
     path = tmp_path / "run"
     harm = "def late(*args, **options):\n    import signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\n"
     harm += "    return visit(*args, **options)\nrank.Measurement.visit = late"
@@ -214,7 +214,7 @@ def test_ctrl_c_in_the_last_case_of_a_stage_begins_no_other(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_ctrl_c_twice_stops_a_rank_at_once(tmp_path: Path) -> None:
-    """Leave the case where it is."""
+    """Abort the current case on a second SIGINT."""
     path = tmp_path / "run"
     harm = "import signal\nif identity.rank == 0:\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\n"
     harm += "    os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(600)"
@@ -228,7 +228,7 @@ FIRST, SECOND = (make_request(cases, name=name) for cases, name in ((CASES, "fir
 
 
 class Invocation:
-    """One invocation on two ranks that are threads, on the fake backend."""
+    """Runs one invocation on two ranks that are threads, on the fake backend."""
 
     def __init__(self, path: Path, stages: Sequence[Stage], seed: int = 1) -> None:
         self.finished: list[str] = []
@@ -244,11 +244,11 @@ class Invocation:
         return self.store
 
     def finish(self, store: Store) -> None:
-        """Note the status of the run when it was printed."""
+        """Record the status of the run when it is printed."""
         self.finished.append(store.info["status"])
 
     def run(self, at_case: Callable[[int], None] = lambda _: None) -> int:
-        """Measure; call ``at_case`` when rank 0 begins a case; return rank 0's exit code."""
+        """Measure, calling ``at_case`` when rank 0 begins a case; return rank 0's exit code."""
         rank_0 = self.ranks[0]
         begun = itertools.count(1)
         enter = rank_0.heart.enter
@@ -268,13 +268,13 @@ class Invocation:
 
 @pytest.fixture
 def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the signals of the test's process alone."""
+    """Keep the test process's signal handlers."""
     monkeypatch.setattr("commbench.launch.standalone.SignalFeed", lambda *_: None)
 
 
 @pytest.mark.usefixtures("no_signals")
 def test_an_invocation_on_threads_adds_a_launch_to_every_stage(tmp_path: Path) -> None:
-    """Make a launch of each stage with the same ranks, one stage on the records of the other."""
+    """Add one launch of each stage with the same ranks, the second based on the first."""
 
     def second(records: Sequence[AnyRecord]) -> RunRequest:
         assert {record.case.operation for record in records if isinstance(record.case, Case)} >= {"all_reduce"}
@@ -288,14 +288,14 @@ def test_an_invocation_on_threads_adds_a_launch_to_every_stage(tmp_path: Path) -
 
 @pytest.mark.usefixtures("no_signals")
 def test_a_stage_without_a_request_ends_the_invocation(tmp_path: Path) -> None:
-    """Be complete without it."""
+    """Complete a run whose stage has no request."""
     assert 0 == Invocation(tmp_path / "run", [lambda _: FIRST, lambda _: None]).run()
     assert ("complete", [(0, "ok")], [4, 0, 0]) == state(tmp_path / "run")
 
 
 @pytest.mark.usefixtures("no_signals")
 def test_a_refused_stage_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Keep what the stage before it has measured, and end with code 2."""
+    """Print a refusal once, keep the stage before, and exit with 2."""
 
     def refuse(_: Sequence[AnyRecord]) -> RunRequest:
         raise InputError("Nothing to go on with.")
@@ -309,7 +309,7 @@ def test_a_refused_stage_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.usefixtures("no_signals")
 def test_a_time_limit_begins_no_further_stage(tmp_path: Path) -> None:
-    """Leave the run partial, with code 3: no case has a launch."""
+    """Exit with 3 and status partial if the time limit leaves no case measured."""
     late = dataclasses.replace(FIRST, time_limit_s=0.001)
     assert 3 == Invocation(tmp_path / "run", [lambda _: late, lambda _: SECOND]).run()
     assert ("partial", [(0, "cut")], [0, 0, 0]) == state(tmp_path / "run")
@@ -323,7 +323,7 @@ def test_a_time_limit_begins_no_further_stage(tmp_path: Path) -> None:
 def test_ctrl_c_begins_no_further_case(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *, case: int, ending: str, measured: int, reason: str
 ) -> None:
-    """Finish the case that is being measured and begin no other, nor another stage."""
+    """Finish the current case on Ctrl-C, and start neither another case nor a stage."""
     invocation = Invocation(tmp_path / "run", [lambda _: FIRST, lambda _: SECOND])
 
     def interrupt(begun: int) -> None:
@@ -339,7 +339,7 @@ def test_ctrl_c_begins_no_further_case(
 
 @pytest.mark.usefixtures("no_signals")
 def test_another_plan_is_refused_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Refuse with one sentence of rank 0, with code 2, and write nothing."""
+    """Refuse another plan with one sentence of rank 0 and code 2, and write nothing."""
     assert 0 == Invocation(tmp_path / "run", [lambda _: FIRST]).run()
     before = (tmp_path / "run" / "run.json").read_bytes()
     other = Invocation(tmp_path / "run", [lambda _: FIRST], seed=2)
@@ -350,7 +350,7 @@ def test_another_plan_is_refused_once(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def make_launch(path: Path, display: Listener | None = None) -> OwnLaunch:
-    """Return a launch whose first case is being measured."""
+    """Return a launch in its first case."""
     request = make_request([make_case()])
     plan = plan_launch(request, [], 0)
     ledger = Ledger(open_store(path, request), display or SilentListener(), "openmpi", fail_fast=True, status="partial")
@@ -362,7 +362,7 @@ def make_launch(path: Path, display: Listener | None = None) -> OwnLaunch:
 
 
 def test_a_launch_that_fails_keeps_its_case_and_how_it_ended(tmp_path: Path) -> None:
-    """Write the case that failed, the entry of the launch and what the summary needs, once."""
+    """Write the failed case and the end of the launch once."""
     launch = make_launch(tmp_path)
     launch.on(SESSION)
     for _ in range(2):
@@ -387,7 +387,7 @@ SESSION = SessionStarted(facts=CONDITIONS)
 
 
 def test_unexpected_conditions_of_a_session_give_a_warning(tmp_path: Path) -> None:
-    """Warn once the conditions are known, and record them."""
+    """Warn of unexpected conditions, and record them."""
     display = Recorder()
     launch = make_launch(tmp_path, display)
     launch.on(SessionStarted(facts={**CONDITIONS, "fast_selection": "cupy"}))
@@ -398,7 +398,7 @@ def test_unexpected_conditions_of_a_session_give_a_warning(tmp_path: Path) -> No
 
 
 def test_a_launch_that_is_killed_leaves_a_partial_run(tmp_path: Path) -> None:
-    """State from the first moment of a launch that it has not ended."""
+    """Mark a launch as unfinished from its start."""
     launch = make_launch(tmp_path)
     launch.on(SESSION)
     info = launch.ledger.store.info
@@ -406,7 +406,7 @@ def test_a_launch_that_is_killed_leaves_a_partial_run(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_cut_before_its_first_case_is_partial(tmp_path: Path) -> None:
-    """Be cut under a time limit where each case has a launch, else partial with code 3."""
+    """Mark a run as cut if each case has a launch, else as partial with code 3."""
     none, some = (make_launch(tmp_path / name) for name in ("none", "some"))
     some.on(CaseFinished(record=make_record(make_case())))
     for launch in (none, some):
@@ -417,7 +417,7 @@ def test_a_run_that_is_cut_before_its_first_case_is_partial(tmp_path: Path) -> N
 
 
 def test_wrong_data_outranks_a_case_that_cannot_be_trained(tmp_path: Path) -> None:
-    """End with code 4 although a case failed on all ranks alike; an interrupt outranks both."""
+    """Exit with 4 for wrong data despite a failed case; an interrupt outranks both."""
     launch = make_launch(tmp_path / "run")
     launch.on(CaseFinished(record=make_record(make_case(), status="wrong")))
     launch.ledger.leave_out(make_case(message_bytes=64), "it does not train")
@@ -429,7 +429,7 @@ def test_wrong_data_outranks_a_case_that_cannot_be_trained(tmp_path: Path) -> No
 
 
 def test_a_disk_that_fails_keeps_no_rank_from_ending_all(tmp_path: Path) -> None:
-    """Ignore it: the error of the disk has been reported."""
+    """Ignore a disk error while ending the ranks."""
     launch = make_launch(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
     (tmp_path / "run").write_text("in the way")
@@ -439,7 +439,7 @@ def test_a_disk_that_fails_keeps_no_rank_from_ending_all(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_bad_input_is_said_once_and_nothing_is_written(tmp_path: Path) -> None:
-    """Refuse another plan, and other conditions, with one sentence of rank 0."""
+    """Refuse another plan or other conditions with one sentence of rank 0."""
     path = tmp_path / "run"
     assert 0 == start(path).returncode
     before = {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
@@ -453,7 +453,7 @@ def test_bad_input_is_said_once_and_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_torchrun_measures_gloo(tmp_path: Path) -> None:
-    """Do the same without any MPI."""
+    """Measure Gloo by torchrun without MPI."""
     pytest.importorskip("torch")
     path = tmp_path / "run"
     assert 0 == start(path, backend="gloo").returncode

@@ -1,4 +1,4 @@
-"""Tests of the watchdog: exact hangs with an injected clock."""
+"""Tests of the watchdog: hangs at exact times of a simulated clock."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +15,7 @@ POLLING = 500
 
 
 class Play:
-    """A launch of ``ranks`` ranks with heartbeats each half second, in made-up time."""
+    """Simulates a launch of ``ranks`` ranks with heartbeats every half second."""
 
     def __init__(self, ranks: int, hosts: Sequence[str] = (), **options: object) -> None:
         self.now = 0.0
@@ -32,7 +32,7 @@ class Play:
         )
 
     def beat(self, rank: int, cpu_ms: int = POLLING) -> None:
-        """Let one rank be heard."""
+        """Deliver one rank's heartbeat."""
         entered, left, case = self.counts[rank]
         self.cpu_ms[rank] += cpu_ms
         heartbeat = Heartbeat(
@@ -47,7 +47,7 @@ class Play:
         self.watchdog.heartbeat(heartbeat, self.now)
 
     def go_on(self, seconds: float, *, silent: Iterable[int] = (), idle: Iterable[int] = ()) -> Diagnosis | None:
-        """Let time pass; return the first hang that is noticed."""
+        """Advance the time; return the first hang detected."""
         end = self.now + seconds
         while self.now < end:
             self.now += 0.5
@@ -61,7 +61,7 @@ class Play:
 
 
 def test_progress_of_any_rank_keeps_it_quiet() -> None:
-    """See no hang as long as one counter moves."""
+    """Detect no hang while any counter changes."""
     play = Play(2)
     for step in range(10):
         play.counts[1] = (step, step, 0)
@@ -69,14 +69,14 @@ def test_progress_of_any_rank_keeps_it_quiet() -> None:
 
 
 def test_a_hang_is_noticed_once_the_timeout_is_over() -> None:
-    """Wait for the whole timeout, and not much longer."""
+    """Detect a hang after the whole timeout and not much later."""
     play = Play(2)
     assert play.go_on(TIMEOUT) is None
     assert play.go_on(1.5) is not None
 
 
 def test_frames_and_cases_are_progress() -> None:
-    """Count what rank 0 reports as progress."""
+    """Count events of rank 0 as progress."""
     play = Play(2)
     play.go_on(TIMEOUT - 1)
     play.watchdog.progress(play.now)
@@ -86,7 +86,7 @@ def test_frames_and_cases_are_progress() -> None:
 
 
 def test_starting_may_take_longer_than_a_case() -> None:
-    """Use the start-up timeout before the first repetition, for what is compiled in it, and the case timeout after."""
+    """Use the start-up timeout before the first repetition and the case timeout afterwards."""
     play = Play(2, startup_timeout=60)
     assert play.go_on(50) is None
     play.watchdog.case(play.now)
@@ -97,7 +97,7 @@ def test_starting_may_take_longer_than_a_case() -> None:
 
 
 def test_a_second_case_is_no_start_any_more() -> None:
-    """Use the case timeout although no repetition was seen, as of ranks that are not heard."""
+    """Use the case timeout from the second case on, also without repetitions seen."""
     play = Play(2, startup_timeout=60)
     play.watchdog.case(play.now)
     play.watchdog.case(play.now)
@@ -109,13 +109,13 @@ SILENT = f"has not been heard of for {TIMEOUT:.0f} s"
 
 
 def stuck(rank: int, subject: str, state: str, host: str = "") -> Diagnosis:
-    """Return the diagnosis of one rank that makes no progress."""
+    """Return the diagnosis of one rank without progress."""
     reason = Reason(code="rank_stuck", subject=subject, parameters={"state": state, "others": ""})
     return Diagnosis(rank=rank, host=host, state=state, reason=reason)
 
 
 def test_the_silent_rank_has_failed() -> None:
-    """Name the rank that is not heard, although another is further behind; say what is seen of its process."""
+    """Name the rank without heartbeats, with its process state, although another is further behind."""
     play = Play(3, hosts=["n0"] * 3)
     play.counts[2] = (5, 5, 0)
     play.go_on(1)
@@ -128,7 +128,7 @@ def test_the_silent_rank_has_failed() -> None:
 
 
 def test_a_host_that_is_silent_is_lost() -> None:
-    """Name another host of which nothing is heard, and say so to whoever decides to go on."""
+    """Name another host without heartbeats as lost."""
     play = Play(4, hosts=["n0", "n0", "n1", "n2"])
     play.go_on(1)
     hang = play.go_on(30, silent=[3])
@@ -143,7 +143,7 @@ def test_a_host_that_is_silent_is_lost() -> None:
 
 
 def test_a_silent_host_names_all_its_ranks() -> None:
-    """Name every rank and host that is as silent; a host of which a rank is heard is not among them."""
+    """Name every silent rank and host, but no host with a heard rank."""
     play = Play(6, hosts=["n0", "n1", "n1", "n2", "n3", "n3"])
     play.go_on(1)
     hang = play.go_on(30, silent=[1, 2, 3, 4])
@@ -152,7 +152,7 @@ def test_a_silent_host_names_all_its_ranks() -> None:
 
 
 def test_the_host_that_watches_may_be_the_one_cut_off() -> None:
-    """Say so where no other host is heard of."""
+    """Report that this host may be cut off if no other host is heard."""
     play = Play(3)
     play.go_on(1)
     hang = play.go_on(30, silent=[1, 2])
@@ -161,14 +161,14 @@ def test_the_host_that_watches_may_be_the_one_cut_off() -> None:
 
 
 def test_a_rank_without_any_heartbeat_has_failed() -> None:
-    """Name a rank whose host did not start."""
+    """Name a rank that never sent a heartbeat."""
     hang = Play(2).go_on(30, silent=[1])
     state = "has not been heard of since the start"
     assert stuck(1, "rank 1", state) == hang
 
 
 def test_a_rank_known_otherwise_has_a_host_before_its_first_heartbeat() -> None:
-    """Use what the session says of its ranks."""
+    """Take the host of a rank from the session before its first heartbeat."""
     play = Play(2)
     play.watchdog.introduce(1, "n0", 101)
     hang = play.go_on(30, silent=[1])
@@ -177,7 +177,7 @@ def test_a_rank_known_otherwise_has_a_host_before_its_first_heartbeat() -> None:
 
 
 def test_a_stopped_process_has_failed_even_if_all_are_equally_far() -> None:
-    """Believe the process state before anything else."""
+    """Name a stopped process before any other evidence."""
     play = Play(2)
     play.go_on(1)
     play.states[0] = "T"
@@ -186,7 +186,7 @@ def test_a_stopped_process_has_failed_even_if_all_are_equally_far() -> None:
 
 
 def test_the_rank_furthest_behind_has_failed() -> None:
-    """Name who has entered fewest repetitions, not who waits for it."""
+    """Name the rank that entered the fewest repetitions."""
     play = Play(3)
     play.counts = {0: (8, 7, 2), 1: (7, 7, 2), 2: (8, 7, 2)}
     hang = play.go_on(30)
@@ -195,7 +195,7 @@ def test_the_rank_furthest_behind_has_failed() -> None:
 
 
 def test_an_earlier_case_is_further_behind_than_a_smaller_count() -> None:
-    """Compare the case first."""
+    """Compare cases before repetitions."""
     play = Play(2)
     play.counts = {0: (9, 9, 1), 1: (8, 7, 2)}
     hang = play.go_on(30)
@@ -204,7 +204,7 @@ def test_an_earlier_case_is_further_behind_than_a_smaller_count() -> None:
 
 
 def test_among_equals_the_idle_one_has_failed() -> None:
-    """Tell by CPU time since the last progress who does not poll."""
+    """Name the rank with the least CPU time since the last progress."""
     play = Play(3)
     play.go_on(1)
     hang = play.go_on(30, idle=[1])
@@ -214,7 +214,7 @@ def test_among_equals_the_idle_one_has_failed() -> None:
 
 @pytest.mark.parametrize(("idle", "polls"), [([], True), ([1], False)], ids=["all poll", "waiting sleeps"])
 def test_no_rank_is_named_without_evidence(idle: list[int], polls: bool) -> None:
-    """Say so where CPU times are equal, or mean nothing because a library sleeps while it waits."""
+    """Name no rank if CPU times are equal, or if the library sleeps while waiting."""
     play = Play(2)
     play.watchdog.case(0.0, polls=polls)
     hang = play.go_on(30, idle=idle)
@@ -226,7 +226,7 @@ def test_no_rank_is_named_without_evidence(idle: list[int], polls: bool) -> None
 
 
 def test_a_launch_without_any_heartbeat_is_hung() -> None:
-    """Name no rank if none has started."""
+    """Detect a hang without any heartbeat, and name no rank."""
     hang = Play(2).go_on(30, silent=[0, 1])
     assert hang is not None
     assert hang.rank is None
@@ -234,7 +234,7 @@ def test_a_launch_without_any_heartbeat_is_hung() -> None:
 
 
 def test_time_in_which_the_conductor_was_stopped_does_not_count() -> None:
-    """Notice no hang when the conductor itself has been away, however long."""
+    """Ignore time in which the conductor itself was stopped."""
     play = Play(2)
     play.go_on(1)
     play.now += 20 * GAP_S
@@ -244,7 +244,7 @@ def test_time_in_which_the_conductor_was_stopped_does_not_count() -> None:
 
 
 def test_processes_are_stored_by_rank() -> None:
-    """Store the process of every rank with a heartbeat."""
+    """Record the process of every rank with a heartbeat."""
     play = Play(2)
     play.go_on(1)
     assert {0: 100, 1: 101} == play.watchdog.pids

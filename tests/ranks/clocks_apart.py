@@ -1,11 +1,11 @@
-"""Run on two ranks, one of them in a time namespace: how well each reads rank 0's clock, the truth being known."""
+"""Run on two ranks, one in a time namespace: print the true offset of rank 1's clock and the error of its estimate."""
 
 import os
 import time
 from pathlib import Path
 
 import numpy as np
-from reporting import leave
+from reporting import report_and_exit
 
 from commbench.backends import connect_control
 from commbench.engine.control import gather_everywhere
@@ -17,14 +17,14 @@ MOMENTS = 4
 
 
 def own_shift_ns() -> int:
-    """How far this process's monotonic clock is ahead of the machine's."""
+    """Return the offset of this process's monotonic clock from the machine's, in nanoseconds."""
     lines = Path("/proc/self/timens_offsets").read_text().splitlines()
     _, seconds, nanoseconds = next(line.split() for line in lines if line.startswith("monotonic"))
     return int(seconds) * 10**9 + int(nanoseconds)
 
 
 def main() -> None:
-    """Print the true offset and, moment by moment, the error of rank 1's reading and its bound, as JSON."""
+    """Print the true offset, and for each moment the error of rank 1's clock and its bound, as JSON."""
     identity = identify(os.environ, "rank")
     control = connect_control(identity.launcher, identity.world_size, carries_mpi=identity.carries_mpi)
     shifts = gather_everywhere(control, own_shift_ns())
@@ -37,8 +37,8 @@ def main() -> None:
         bounds.append(clock.error_ns)
         time.sleep(0.1)
         clock.refresh()
-    found = gather_everywhere(control, {"true_s": ahead_ns / 1e9, "errors_ns": errors, "bounds_ns": bounds})[1]
-    leave(found, control)
+    results = gather_everywhere(control, {"true_s": ahead_ns / 1e9, "errors_ns": errors, "bounds_ns": bounds})[1]
+    report_and_exit(results, control)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Runs on the first host of an emulated cluster: cuts the last host's link in a running sweep, then resumes the run.
-
-Prints as JSON how both ended and what was left on the host that was cut off.
-"""
+"""Run on the first host of a lab: cut the last host's link in a sweep, resume the run, print both outcomes as JSON."""
 
 import contextlib
 import json
@@ -32,26 +29,26 @@ FAR = f'#!/bin/sh\nexec env -u {TOKEN} setsid {LAB}/agent "$@"\n'
 
 
 def set_link(host: str, state: str) -> None:
-    """Cut or mend the link of a host."""
+    """Set the link of a host up or down."""
     pid = json.loads((LAB / "pids").read_text())[host]
     subprocess.run(["nsenter", f"--target={pid}", "--net", "ip", "link", "set", "eth0", state], check=True)
 
 
 def find_on(host: str) -> list[str]:
-    """Return the command lines of the processes on a host, but for the one that holds it."""
+    """Return the command lines of the processes on a host, except the one that holds its namespace."""
     holder = json.loads((LAB / "pids").read_text())[host]
-    there = Path(f"/proc/{holder}/ns/net").readlink()
-    found = []
+    namespace = Path(f"/proc/{holder}/ns/net").readlink()
+    command_lines = []
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
-            is_there = Path(f"/proc/{process.pid}/ns/net").readlink() == there
+            is_there = Path(f"/proc/{process.pid}/ns/net").readlink() == namespace
             if is_there and process.pid != holder and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline())[:200])
-    return found
+                command_lines.append(" ".join(process.cmdline())[:200])
+    return command_lines
 
 
 def main(out: Path, backend: str, host: str) -> None:
-    """Cut the link at the fourth case; say what came of it."""
+    """Cut the link at the fourth case and print the outcome."""
     (LAB / "far").write_text(FAR)
     (LAB / "far").chmod(0o755)
     os.environ[AGENT] = str(LAB / "far")
@@ -69,14 +66,14 @@ def main(out: Path, backend: str, host: str) -> None:
     with open_store(out, request) as store:
         code = conduct(single_stage(request), store, launcher, display)
     seconds = time.monotonic() - cut_at
-    kept = [record.status for record in load_run(out).records]
+    statuses = [record.status for record in load_run(out).records]
     gone = wait_until(lambda: not find_on(host), 5 + 15 - seconds)
-    left = find_on(host)
+    remaining = find_on(host)
     info = json.loads((out / "run.json").read_text())
     set_link(host, "up")
     with open_store(out, request) as store:
         again = conduct(single_stage(request), store, launcher, Recorder())
-    ended = {"code": code, "seconds": seconds, "kept": kept, "gone": gone, "left": left, "again": again}
+    ended = {"code": code, "seconds": seconds, "kept": statuses, "gone": gone, "left": remaining, "again": again}
     sys.stdout.write(json.dumps({**ended, "reason": info["reason"], "launches": info["launches"]}) + "\n")
 
 

@@ -1,7 +1,4 @@
-"""Run as one Gloo rank: what DDP says of models and bucket sizes, as JSON.
-
-The argument is JSON: for each model its bucket sizes, and those that are tried with a static graph, too.
-"""
+"""Run as one Gloo rank: print as JSON how DDP buckets each model of the JSON argument, by bucket size, also static."""
 
 import itertools
 import json
@@ -10,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gloo import join, leave
+from gloo import join, report_and_exit
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,7 +15,7 @@ from commbench.ddp.workloads import load_workload
 
 
 def layers(*widths: int) -> Callable[[], tuple[Any, Any]]:
-    """Return what makes a chain of linear layers, and its input."""
+    """Return a function that makes a chain of linear layers and its input."""
 
     def make() -> tuple[Any, Any]:
         return nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(widths))), torch.randn(2, widths[0])
@@ -27,7 +24,7 @@ def layers(*widths: int) -> Callable[[], tuple[Any, Any]]:
 
 
 def mixed_dtypes() -> tuple[Any, Any]:
-    """Return a model of four dtypes in turns, and its input."""
+    """Return a model of four alternating data types, and its input."""
     dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float32, torch.float16, torch.float64, torch.float32)
 
     class Mixed(nn.Module):
@@ -44,7 +41,7 @@ def mixed_dtypes() -> tuple[Any, Any]:
 
 
 def out_of_order() -> tuple[Any, Any]:
-    """Return a model that uses its layers in another order than it registers them, some frozen, one twice."""
+    """Return a model whose layers run in another order than registered, one frozen and one used twice."""
 
     class Shuffled(nn.Module):
         def __init__(self) -> None:
@@ -61,7 +58,7 @@ def out_of_order() -> tuple[Any, Any]:
 
 
 def convolutions() -> tuple[Any, Any]:
-    """Return convolutions with batch norm, whose parameters are large and tiny in turns."""
+    """Return convolutions with batch norm, whose parameters alternate between large and small, and an input."""
     blocks = [nn.Sequential(nn.Conv2d(n, 2 * n, 3), nn.BatchNorm2d(2 * n), nn.ReLU()) for n in (3, 6, 12, 24)]
     return nn.Sequential(*blocks, nn.Flatten(), nn.LazyLinear(1000)), torch.randn(2, 3, 12, 12)
 
@@ -79,7 +76,7 @@ Loss = Callable[[Any], Any]
 
 
 def model_and_loss(name: str) -> tuple[Any, Loss]:
-    """Return a model or a workload's model, and what makes its loss of the model that is called."""
+    """Return a model, and the function that computes its loss."""
     if name in MODELS:
         model, inputs = MODELS[name]()
         model(inputs)  # lazy layers get their shape
@@ -91,7 +88,7 @@ def model_and_loss(name: str) -> tuple[Any, Loss]:
 
 
 def observe(model: Any, loss: Loss) -> dict[str, Any]:
-    """Return the facts of a model, without DDP."""
+    """Return the parameters of a model and the order in which their gradients become ready, without DDP."""
     order: list[int] = []
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     handles = [
@@ -111,7 +108,7 @@ def observe(model: Any, loss: Loss) -> dict[str, Any]:
 
 
 def ask_ddp(model: Any, loss: Loss, cap: str, *, static: bool) -> dict[str, list[Any]]:
-    """Return what DDP logs of its buckets."""
+    """Return the bucket sizes and parameter indices that DDP logs."""
     caps = [] if cap == "default" else [float(part) for part in cap.split("+")]
     options = {"bucket_cap_mb_list": caps} if len(caps) > 1 else {"bucket_cap_mb": caps[0]} if caps else {}
     ddp = DistributedDataParallel(model, static_graph=static, **options)
@@ -135,4 +132,4 @@ if __name__ == "__main__":
             "ddp": {cap: ask_ddp(model, loss, cap, static=False) for cap in caps},
             "static": {cap: ask_ddp(model, loss, cap, static=True) for cap in static_caps},
         }
-    leave(seen)
+    report_and_exit(seen)

@@ -1,11 +1,11 @@
-"""Run under mpirun on GPUs: an all_reduce over NCCL in every cadence and kind of buffers, through the whole engine."""
+"""Run under mpirun on GPUs: measure an NCCL all_reduce in every cadence and buffer mode through the whole engine."""
 
 import os
 import statistics
 from dataclasses import asdict, replace
 from typing import Any
 
-from reporting import leave
+from reporting import report_and_exit
 
 from commbench.backends import connect_control, open_backend
 from commbench.collectives.cases import Sweep
@@ -18,7 +18,7 @@ SIZES = (1024, 1 << 20)
 
 
 def main() -> None:
-    """Print what rank 0 records of each case, as one line of JSON."""
+    """Print rank 0's record of each case as one line of JSON."""
     control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
     communicator = open_backend("nccl", control)
     session = Session(control=control, budget=replace(BUDGETS["quick"], slice_s=0.5), progress=Progress())
@@ -29,17 +29,17 @@ def main() -> None:
         cadences=("isolated", "pipelined", "graph"),
         buffers=("hot", "rotated"),
     )
-    found: dict[str, Any] = {"records": [], "l2_bytes": communicator.cache_bytes(), "gpu": communicator.gpu}
+    results: dict[str, Any] = {"records": [], "l2_bytes": communicator.cache_bytes(), "gpu": communicator.gpu}
     for case in sweep.cases(control.size):
         record = measure(case, communicator, session, launch=0)
         if record:
-            told = {"cadence": case.mode, "buffers": case.buffers, "message_bytes": case.message_bytes}
-            told |= {name: getattr(record, name) for name in ("status", "reason", "wrong", "batch", "flags")}
-            told |= {"clocks": asdict(record.clocks) if record.clocks else None}
-            told["time_us"] = statistics.median(record.times_us) if record.times_us else None
-            found["records"].append(told)
+            fields = {"cadence": case.mode, "buffers": case.buffers, "message_bytes": case.message_bytes}
+            fields |= {name: getattr(record, name) for name in ("status", "reason", "wrong", "batch", "flags")}
+            fields |= {"clocks": asdict(record.clocks) if record.clocks else None}
+            fields["time_us"] = statistics.median(record.times_us) if record.times_us else None
+            results["records"].append(fields)
     communicator.close()
-    leave(found, control)
+    report_and_exit(results, control)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Run on an emulated host with flows such as host0:host1: prints each flow's rate in Mbit/s while all of them send."""
+"""Run on an emulated host with flows such as host0:host1: print each flow's rate in Mbit/s while all flows send."""
 
 import contextlib
 import json
@@ -14,18 +14,18 @@ WAIT_S = 60
 FROM_S, UNTIL_S, END_S = 0.3, 1.1, 1.2
 
 
-def told() -> float:
-    """Say that this end is ready; return when all flows begin."""
+def await_start() -> float:
+    """Report that this end is ready; return the time at which all flows start."""
     print("ready", flush=True)  # noqa: T201 - the first host reads it
     return float(sys.stdin.readline())
 
 
 def receive(port: int) -> None:
-    """Be the far end of a flow: print its rate over the time in which all are measured."""
+    """Receive one flow and print its rate over the measured interval."""
     with socket.create_server(("", port)) as server:
         server.settimeout(WAIT_S)
         stream, _ = server.accept()
-        begin = told()
+        begin = await_start()
         received, first = 0, 0
         while received == 0 or time.monotonic() < begin + UNTIL_S:
             received += len(stream.recv(1 << 16))
@@ -35,7 +35,7 @@ def receive(port: int) -> None:
 
 
 def send(host: str, port: int) -> None:
-    """Be the near end of a flow."""
+    """Send one flow."""
     end = time.monotonic() + WAIT_S
     stream = socket.socket()
     while stream.connect_ex((host, port)):
@@ -44,7 +44,7 @@ def send(host: str, port: int) -> None:
             sys.exit(f"{host} does not serve")
         time.sleep(0.01)
         stream = socket.socket()
-    begin = told()
+    begin = await_start()
     time.sleep(max(0.0, begin - time.monotonic()))
     with contextlib.suppress(ConnectionError):  # the far end has seen enough
         while time.monotonic() < begin + END_S:
@@ -68,8 +68,8 @@ def main(flows: list[str]) -> None:
         if end.stdin:
             end.stdin.write(begin)
             end.stdin.flush()
-    said = [end.communicate(timeout=WAIT_S)[0] for end in far_ends + near_ends]
-    print(json.dumps([float(text) for text in said[: len(flows)]]))  # noqa: T201 - the test reads it
+    outputs = [end.communicate(timeout=WAIT_S)[0] for end in far_ends + near_ends]
+    print(json.dumps([float(text) for text in outputs[: len(flows)]]))  # noqa: T201 - the test reads it
 
 
 if __name__ == "__main__":

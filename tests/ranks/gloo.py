@@ -1,4 +1,4 @@
-"""What scripts on Gloo ranks share: joining, small models, local gradients, and telling the test what was found."""
+"""Shared by scripts on Gloo ranks: joining, small models, local gradients, and reporting results to the test."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ def join() -> tuple[int, int]:
 
 
 def make_model(seed: int = 0) -> nn.Module:
-    """Return six equal layers without bias, then unequal ones with."""
+    """Return a model of six equal layers without bias, then unequal ones with bias."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for _ in range(6):
@@ -36,7 +36,7 @@ def make_model(seed: int = 0) -> nn.Module:
 
 
 def make_ddp(**options: Any) -> DistributedDataParallel:
-    """Return the model over all ranks in many small buckets."""
+    """Return the model inside DDP with many small buckets."""
     return DistributedDataParallel(make_model(), **{"bucket_cap_mb": CAP_MB, **options})
 
 
@@ -60,58 +60,58 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, data: torch.T
 
 
 def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return all elements one after the other."""
+    """Return all elements concatenated."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def local_gradients(model: DistributedDataParallel, data: torch.Tensor) -> torch.Tensor:
-    """Return what this rank's gradients are before they are averaged, in the order of registration."""
+    """Return this rank's gradients before averaging, in registration order."""
     parameters = list(model.module.parameters())
     return flat(torch.autograd.grad(loss_of(model.module, data), parameters))
 
 
 def gradients(model: DistributedDataParallel) -> torch.Tensor:
-    """Return the gradients that DDP left, in the order of registration."""
+    """Return the gradients after DDP's exchange, in registration order."""
     return flat(parameter.grad for parameter in model.module.parameters())
 
 
 def mean(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the average over the ranks, in double precision."""
+    """Return the mean over the ranks in double precision."""
     total = tensor.double()
     dist.all_reduce(total)
     return total / dist.get_world_size()
 
 
 def everywhere(value: object) -> list[Any]:
-    """Return the value of each rank."""
+    """Return the values of all ranks."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
-def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the largest difference relative to the largest element wanted."""
-    return float((found.double() - wanted.double()).abs().max() / wanted.double().abs().max())
+def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference relative to the largest expected element."""
+    return float((actual.double() - expected.double()).abs().max() / expected.double().abs().max())
 
 
 def agree(tensor: torch.Tensor) -> bool:
-    """Whether every rank has the same bits."""
+    """Return whether the tensor is bit-identical on all ranks."""
     return len(set(everywhere(tensor.numpy().tobytes()))) == 1
 
 
-def leave(found: object) -> None:
-    """Print what was found on rank 0 as one line of JSON, and end without the interpreter's own shutdown."""
+def report_and_exit(results: object) -> None:
+    """Print the results on rank 0 as one line of JSON, and exit without the interpreter's shutdown."""
     if dist.get_rank() == 0:
-        report(found)
+        report(results)
     dist.barrier()
     os._exit(0)
 
 
 def run_checks(checks: dict[str, Callable[..., Any]], names: list[str]) -> None:
-    """Join, run the checks named and tell what each found; a name may end in arguments: ``resume:topk:powersgd``."""
+    """Join, run the named checks and print their results; a name may carry arguments: ``resume:topk:powersgd``."""
     join()
-    found = {}
+    results = {}
     for text in names:
         name, *arguments = text.split(":")
-        found[name] = checks[name](*arguments)
-    leave(found)
+        results[name] = checks[name](*arguments)
+    report_and_exit(results)

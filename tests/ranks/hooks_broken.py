@@ -1,4 +1,4 @@
-"""Run on one Gloo rank: what a person is told whose hook is broken, in its first step and in the next."""
+"""Run on one Gloo rank: print the error messages of broken hooks, in the first step and in the next."""
 
 import sys
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from commbench.hooks import FP16, Guard, PassThrough, PowerSGD, TopK
 
 
 def done(value: object) -> torch.futures.Future:
-    """Return a future that is done."""
+    """Return a completed future."""
     future = torch.futures.Future()
     future.set_result(value)
     return future
 
 
 def returning(change: Callable[[torch.Tensor], object]) -> Callable[[Any, Any], Any]:
-    """Return a hook whose future holds a change of the buffer."""
+    """Return a hook whose future holds the changed buffer."""
 
     def own_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future:
         return done(change(bucket.buffer()))
@@ -29,17 +29,17 @@ def returning(change: Callable[[torch.Tensor], object]) -> Callable[[Any, Any], 
 
 
 def raising(_: object, bucket: dist.GradBucket) -> torch.futures.Future:
-    """Divide by nothing."""
+    """Raise ZeroDivisionError in the hook."""
     return done(bucket.buffer() * (1 // 0))
 
 
 def failing(_: object, bucket: dist.GradBucket) -> torch.futures.Future:
-    """Raise in a callback."""
+    """Raise ZeroDivisionError in a callback of the future."""
     return done(bucket.buffer()).then(lambda future: future.value()[1 // 0])
 
 
 def oddly_named(first: object, second: dist.GradBucket) -> torch.futures.Future:
-    """Do the right thing; DDP itself would insist on the names of the parameters."""
+    """Average as a valid hook; plain DDP would reject the names of its parameters."""
     return dist.all_reduce(second.buffer().mul_(first), async_op=True).get_future()
 
 
@@ -59,7 +59,7 @@ BROKEN: dict[str, Any] = {
 
 
 def refusal(action: Callable[[], object]) -> str:
-    """Return what an action is refused with, or an empty text."""
+    """Return the error of an action, or an empty text."""
     try:
         action()
     except Exception as error:  # noqa: BLE001 - whatever a person would see
@@ -68,7 +68,7 @@ def refusal(action: Callable[[], object]) -> str:
 
 
 def step(model: torch.nn.Module, data: torch.Tensor) -> None:
-    """Do one backward pass."""
+    """Run one backward pass."""
     loss_of(model, data).backward()
 
 
@@ -78,20 +78,20 @@ def sentences(model: torch.nn.Module, steps: int = 2) -> list[str]:
 
 
 def broken() -> dict[str, list[str]]:
-    """Return what each broken hook leads to, and a hook that is not broken."""
-    found = {}
+    """Return the errors of each broken hook, and of one valid hook."""
+    errors = {}
     for name, hook in BROKEN.items():
         Guard(hook).register(model := make_ddp())
-        found[name] = sentences(model)
+        errors[name] = sentences(model)
     Guard(oddly_named, 2.0).register(model := make_ddp())
     own = local_gradients(model, batch(0, 0))
-    found["good"] = sentences(model, steps=1)
-    found["good doubles"] = [str(torch.allclose(2 * own, gradients(model)))]
-    return found
+    errors["good"] = sentences(model, steps=1)
+    errors["good doubles"] = [str(torch.allclose(2 * own, gradients(model)))]
+    return errors
 
 
 def registering() -> dict[str, str]:
-    """Return what is said about models and states that a hook cannot serve."""
+    """Return the errors of models and states that a hook cannot serve."""
     used = TopK(selection="exact").register(make_ddp())
     taken = make_ddp()
     PassThrough().register(taken)
@@ -118,7 +118,7 @@ def registering() -> dict[str, str]:
 
 
 def sparse() -> list[str]:
-    """Return what is said about sparse gradients."""
+    """Return the errors for sparse gradients."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Embedding(10, 4, sparse=True))
     FP16().register(model)
     return [refusal(lambda: model(torch.tensor([1, 2])).sum().backward())]

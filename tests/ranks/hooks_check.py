@@ -1,4 +1,4 @@
-"""Run on Gloo ranks: what must hold for hooks with a memory, each as a number or a truth that the test judges."""
+"""Run on Gloo ranks: checks of hooks with memory; each returns numbers or booleans that the test judges."""
 
 import sys
 from typing import Any
@@ -39,24 +39,24 @@ COMPRESSING: dict[str, Any] = {
 
 
 def sgd(model: nn.Module, lr: float = 1e-3) -> torch.optim.Optimizer:
-    """Return an optimiser without memory."""
+    """Return plain SGD, which keeps no state."""
     return torch.optim.SGD(model.parameters(), lr=lr)
 
 
 def memory_of(hook: Hook) -> torch.Tensor:
-    """Return all that a hook remembers, by kind and name."""
+    """Return the whole memory of a hook, sorted by type and name."""
     memory = hook.state_dict()["memory"]
     return flat(memory[kind][name] for kind in sorted(memory) for name in sorted(memory[kind]))
 
 
 def close(*hooks: Hook) -> None:
-    """Give back the thread that hooks may have."""
+    """Close the hooks, which may own a thread."""
     for hook in hooks:
         hook.close()
 
 
 def density_one(hook: Hook) -> dict[str, Any]:
-    """Send everything by a sparse hook, and compare with the mean and, in float32, its bits with the sum by rank."""
+    """Send every element by a sparse hook; compare with the mean and bit by bit with the sum in rank order."""
     hook.register(model := make_ddp())
     errors, same = [], True
     for step in range(5):
@@ -71,7 +71,7 @@ def density_one(hook: Hook) -> dict[str, Any]:
 
 
 def telescope(steps: int = 20) -> float:
-    """Sum what this rank's own messages say it sent: with the last residual it must be the sum of its gradients."""
+    """Check that the sent messages and the last residual add up to the sum of this rank's gradients."""
     hook = TopK(density=0.02).register(model := make_ddp())
     sent = {name: torch.zeros_like(each) for name, each in model.module.named_parameters()}
     summed = {name: torch.zeros_like(each) for name, each in model.module.named_parameters()}
@@ -88,13 +88,13 @@ def telescope(steps: int = 20) -> float:
             channel.selectors[0].add(channel.gathered[dist.get_rank()], dense)
             for span in layout.spans:
                 sent[span.name] += span.view(dense) * dist.get_world_size()
-    left = hook.state_dict()["memory"]["residual"]
-    found = flat(sent[name].detach() + left[name] for name in sent)
-    return max(everywhere(distance(found, flat(summed.values()))))
+    last_residual = hook.state_dict()["memory"]["residual"]
+    recovered = flat(sent[name].detach() + last_residual[name] for name in sent)
+    return max(everywhere(distance(recovered, flat(summed.values()))))
 
 
 def resume(name: str) -> dict[str, bool]:
-    """Train 8 steps in one go, and again with a checkpoint after 4 that another model and hook take up."""
+    """Train 8 steps, and again from a checkpoint after 4 with another model and hook."""
     # Unused parameters are looked for so that the buckets are the same from the first step on.
     options = {"find_unused_parameters": True}
     hook = COMPRESSING[name]().register(model := make_ddp(**options))
@@ -127,7 +127,7 @@ def resume(name: str) -> dict[str, bool]:
 
 
 def scaled(name: str) -> dict[str, Any]:
-    """Train with a GradScaler, which must change no bit, then plant an infinity in one bucket of the last rank."""
+    """Train with a GradScaler, which must not change a bit; then put an infinity into one bucket of the last rank."""
     plain = COMPRESSING[name]().register(reference := make_ddp())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     hook = COMPRESSING[name]().register(model := make_ddp(), scaler=scaler)
@@ -143,7 +143,7 @@ def scaled(name: str) -> dict[str, Any]:
     for number in range(4):
         train_step(reference, optimizers[0], batch(rank, number))
         step(number)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "same memory": torch.equal(memory_of(plain), memory_of(hook)),
         "same parameters": torch.equal(flat(reference.module.parameters()), flat(model.module.parameters())),
     }
@@ -152,7 +152,7 @@ def scaled(name: str) -> dict[str, Any]:
     handle = first.register_hook(lambda g: g.index_fill(0, torch.tensor([1]), torch.inf) if rank == size - 1 else g)
     step(4)
     handle.remove()
-    found |= {
+    results |= {
         "memory kept": torch.equal(memory, memory_of(hook)),
         "parameters kept": torch.equal(parameters, flat(model.module.parameters())),
         "scale": scaler.get_scale(),
@@ -160,42 +160,42 @@ def scaled(name: str) -> dict[str, Any]:
     }
     for number in range(5, 8):
         step(number)
-    found |= {
+    results |= {
         "goes on": not torch.equal(memory, memory_of(hook)) and bool(memory_of(hook).isfinite().all()),
         "agree": agree(flat(model.module.parameters())),
         "discarded later": hook.discarded_steps,
     }
     close(plain, hook)
-    return {key: everywhere(value)[-1] if key == "discarded" else _all(value) for key, value in found.items()}
+    return {key: everywhere(value)[-1] if key == "discarded" else _all(value) for key, value in results.items()}
 
 
 def _all(value: Any) -> Any:
-    """Return the value all ranks have, or their list."""
+    """Return the common value of all ranks, or their list."""
     values = everywhere(value)
     return values[0] if len(set(values)) == 1 else values
 
 
 def low_rank() -> dict[str, float]:
-    """Send the same gradients again and again in two columns, and once in as many as the matrices have."""
+    """Send the same gradients repeatedly by PowerSGD at rank 2, and once at full rank."""
     data = batch(dist.get_rank(), 0)
     full = PowerSGD(rank=EQUAL * 2, min_compression_rate=0.01, start=0).register(model := make_ddp())
-    wanted = mean(local_gradients(model, data))
+    expected = mean(local_gradients(model, data))
     loss_of(model, data).backward()
-    found = {"full": distance(gradients(model), wanted), "left": float(memory_of(full).norm() / wanted.norm())}
+    results = {"full": distance(gradients(model), expected), "left": float(memory_of(full).norm() / expected.norm())}
     hook = PowerSGD(rank=2, start=1, feedback=False).register(model := make_ddp())
-    matrix = wanted[: EQUAL * EQUAL].view(EQUAL, EQUAL)
+    matrix = expected[: EQUAL * EQUAL].view(EQUAL, EQUAL)
     values = torch.linalg.svdvals(matrix)
-    found["best"] = float(values[2:].norm())
+    results["best"] = float(values[2:].norm())
     for name in ("everything", "first", *["later"] * 25):
         model.zero_grad()
         loss_of(model, data).backward()
-        found[name] = float((next(model.module.parameters()).grad - matrix).norm())
+        results[name] = float((next(model.module.parameters()).grad - matrix).norm())
     close(full, hook)
-    return found
+    return results
 
 
 def infinite(name: str) -> dict[str, bool]:
-    """Plant an infinity on the last rank with no scaler: all ranks must see it, and its memory must stay clean."""
+    """Put an infinity on the last rank without a scaler: all ranks must receive it, and memory must stay finite."""
     hook = COMPRESSING[name]().register(model := make_ddp())
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     for step in range(3):
@@ -206,22 +206,22 @@ def infinite(name: str) -> dict[str, bool]:
     model.zero_grad()
     loss_of(model, batch(rank, 3)).backward()
     handle.remove()
-    kept = [torch.equal(memory[kind]["0.weight"], hook.state_dict()["memory"][kind]["0.weight"]) for kind in memory]
+    is_kept = [torch.equal(memory[kind]["0.weight"], hook.state_dict()["memory"][kind]["0.weight"]) for kind in memory]
     clean = bool(memory_of(hook).isfinite().all())
-    seen = not first.grad.isfinite().all()
+    is_infinite = not first.grad.isfinite().all()
     model.zero_grad()
     loss_of(model, batch(rank, 4)).backward()
     close(hook)
     return {
-        "seen by all": all(everywhere(seen)),
-        "kept": everywhere(all(kept))[last],
+        "seen by all": all(everywhere(is_infinite)),
+        "kept": everywhere(all(is_kept))[last],
         "clean": all(everywhere(clean)),
         "goes on": bool(gradients(model).isfinite().all()),
     }
 
 
 def convolutions() -> nn.Module:
-    """Return a model whose weights do not lie in memory in the order of their dimensions."""
+    """Return a model whose weights are in channels-last memory format."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 12, 3), nn.Tanh(), nn.Conv2d(12, 12, 3), nn.Tanh(), nn.Conv2d(12, 4, 3)]
     model: nn.Module = nn.Sequential(*layers).to(memory_format=torch.channels_last)
@@ -230,14 +230,14 @@ def convolutions() -> nn.Module:
 
 
 def follow(hook: FeedbackHook, model: DistributedDataParallel, shape: tuple[int, ...]) -> float:
-    """Train for some steps and return the largest difference of a gradient from what the memories say was sent."""
+    """Train 5 steps; return the largest difference of a gradient from what the memories imply was sent."""
     hook.register(model)
     parameters, errors = dict(model.module.named_parameters()), []
     optimizer = sgd(model)
 
     def residual() -> torch.Tensor:
-        left = hook.state_dict()["memory"]["residual"]
-        return flat(left.get(name, torch.zeros_like(each)) for name, each in parameters.items())
+        residuals = hook.state_dict()["memory"]["residual"]
+        return flat(residuals.get(name, torch.zeros_like(each)) for name, each in parameters.items())
 
     for step in range(5):
         data = torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
@@ -252,20 +252,20 @@ def follow(hook: FeedbackHook, model: DistributedDataParallel, shape: tuple[int,
 
 
 def shapes_and_options() -> dict[str, float]:
-    """Follow hooks over other memory layouts and under DDP's own options."""
-    found = {}
+    """Run `follow` with other memory layouts and DDP options."""
+    errors = {}
     for name, make in (("topk", lambda: TopK(density=0.05)), ("powersgd", lambda: PowerSGD(start=1))):
         image = (2, 3, 12, 12)
-        found[f"{name} channels_last"] = follow(make(), DistributedDataParallel(convolutions()), image)
+        errors[f"{name} channels_last"] = follow(make(), DistributedDataParallel(convolutions()), image)
         small = DistributedDataParallel(convolutions(), bucket_cap_mb=0.001)
-        found[f"{name} channels_last in small buckets"] = follow(make(), small, image)
+        errors[f"{name} channels_last in small buckets"] = follow(make(), small, image)
         for option in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters"):
-            found[f"{name} {option}"] = follow(make(), make_ddp(**{option: True}), (8, EQUAL))
-    return found
+            errors[f"{name} {option}"] = follow(make(), make_ddp(**{option: True}), (8, EQUAL))
+    return errors
 
 
 def teach(hook: Hook | None, steps: int = 150) -> float:
-    """Learn a teacher's answers and return the mean loss of the last 20 steps over all ranks."""
+    """Train on a teacher's outputs and return the mean loss of the last 20 steps over all ranks."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 16)))
     if hook is not None:
@@ -290,8 +290,8 @@ def feedback() -> dict[str, float]:
 
 
 def without_feedback() -> dict[str, Any]:
-    """Check what is sent where nothing is kept: the largest of each bucket; elements times n/k."""
-    data, found = batch(dist.get_rank(), 0), {}
+    """Check what is sent without error feedback: the largest elements per bucket, scaled by n/k for randomk."""
+    data, results = batch(dist.get_rank(), 0), {}
     for name, hook in {
         "topk": TopK(density=0.1, feedback=False),
         "randomk": RandomK(density=0.1, feedback=False),
@@ -299,19 +299,23 @@ def without_feedback() -> dict[str, Any]:
         hook.register(model := make_ddp())
         own = local_gradients(model, data)
         loss_of(model, data).backward()
-        got, total = gradients(model), mean(own)
+        received, total = gradients(model), mean(own)
         if name == "topk":
             threshold = own.abs().sort(descending=True).values[kept_elements(own.numel(), 0.1) - 1]
-            wanted = mean(torch.where(own.abs() >= threshold, own, 0.0))
+            expected = mean(torch.where(own.abs() >= threshold, own, 0.0))
         else:
-            wanted = torch.where(got != 0, total * own.numel() / kept_elements(own.numel(), 0.1), 0.0)
-        found[name] = {"error": distance(got, wanted), "sent": int((got != 0).sum()), "of": got.numel()}
-        found[name]["kept"] = len(hook.state_dict()["memory"])
-    return found
+            expected = torch.where(received != 0, total * own.numel() / kept_elements(own.numel(), 0.1), 0.0)
+        results[name] = {
+            "error": distance(received, expected),
+            "sent": int((received != 0).sum()),
+            "of": received.numel(),
+        }
+        results[name]["kept"] = len(hook.state_dict()["memory"])
+    return results
 
 
 def compression_gradients() -> dict[str, Any]:
-    """Follow Deep Gradient Compression by hand on one bucket: clipping, momentum, masking, warm-up, learning rate."""
+    """Reproduce Deep Gradient Compression on one bucket: clipping, momentum, masking, warm-up, learning rate."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(20, 10, bias=False))
     optimizer = sgd(model, lr=0.1)
@@ -343,7 +347,7 @@ def compression_gradients() -> dict[str, Any]:
 
 
 def two_models() -> dict[str, Any]:
-    """Train two models in turn, whose hooks share a thread, while the model's group is busy; close one, then both."""
+    """Train two models whose hooks share a thread, with other collectives pending; close one hook, then the other."""
     models, hooks = [make_ddp(), make_ddp()], [PowerSGD(start=0), PowerSGD(start=0)]
     for hook, model in zip(hooks, models, strict=True):
         hook.register(model)
@@ -353,22 +357,22 @@ def two_models() -> dict[str, Any]:
             train_step(model, sgd(model), batch(dist.get_rank(), step))
         for work in pending:
             work.wait()
-    found: dict[str, Any] = {"shared": hooks[0]._lane is hooks[1]._lane, "alive": []}
+    results: dict[str, Any] = {"shared": hooks[0]._lane is hooks[1]._lane, "alive": []}
     try:
         for hook, model in zip(hooks, models, strict=True):
             hook.close()
             hook.close()
-            found["alive"].append(hook._lane._thread.is_alive())
+            results["alive"].append(hook._lane._thread.is_alive())
             train_step(model, sgd(model), batch(dist.get_rank(), 9))
     except InputError as error:
-        found["refusal"] = str(error)
+        results["refusal"] = str(error)
     train_step(models[1], sgd(models[1]), batch(dist.get_rank(), 9))
     hooks[1].close()
-    found["alive"].append(hooks[1]._lane._thread.is_alive())
+    results["alive"].append(hooks[1]._lane._thread.is_alive())
     third = PowerSGD(start=0).register(model := make_ddp())
     train_step(model, sgd(model), batch(dist.get_rank(), 9))
     third.close()
-    return found | {"agree": agree(flat(models[1].module.parameters())), "agree later": agree(gradients(model))}
+    return results | {"agree": agree(flat(models[1].module.parameters())), "agree later": agree(gradients(model))}
 
 
 CHECKS = {

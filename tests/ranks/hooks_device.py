@@ -1,7 +1,4 @@
-"""Run on Gloo ranks: the checks of hooks_check.py on the way that a GPU's gradients take, where no hook may ask.
-
-Elements are selected by torch, and then, if the first argument is ``cuda``, by the kernels, compiled for the host.
-"""
+"""Run on Gloo ranks: the checks of hooks_check.py on the device path with host reads forbidden, by torch or kernels."""
 
 import functools
 import sys
@@ -24,8 +21,8 @@ import cuda_on_host
 ASKING = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique", "_unique2")
 
 
-class NobodyAsks(TorchDispatchMode):
-    """Raises where the host asks what is in a tensor."""
+class HostReadsForbidden(TorchDispatchMode):
+    """Raise if the host reads the content of a tensor."""
 
     def __torch_dispatch__(
         self,
@@ -34,25 +31,25 @@ class NobodyAsks(TorchDispatchMode):
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:
-        """Carry out everything else."""
+        """Run every other function."""
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
         assert name not in ASKING, f"a hook asks what is in a tensor, by {name}"
         return func(*args, **(kwargs or {}))
 
 
-def watched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function in which nobody may ask."""
+def without_host_reads(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with host reads forbidden."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with NobodyAsks():
+        with HostReadsForbidden():
             return function(*args, **kwargs)
 
     return call
 
 
 def select_by(kind: str) -> Callable[..., selectors.Selector]:
-    """Return what takes the place of `make_selector`."""
+    """Return a replacement for `make_selector`."""
     if kind == "torch":
         return lambda _n, k, values, **_: selectors.TorchSelector(k, values)
     sys.modules |= cuda_on_host.simulated(cuda_on_host.Launches())
@@ -63,19 +60,19 @@ def select_by(kind: str) -> Callable[..., selectors.Selector]:
     return lambda n, k, values, *, device, **_: selectors.CudaSelector(n, k, values, device)
 
 
-def take_the_way_of_a_device() -> None:
-    """Let hooks take tensors for a device's, and fail where one asks."""
+def use_device_path() -> None:
+    """Make hooks treat tensors as device tensors, and forbid host reads."""
     for module in (feedback, powersgd, randomk, topk):
         module.on_host = lambda _: False
     topk.prepare = lambda _: None
     for owner, name in ((Hook, "run"), (Hook, "_finished"), (PowerSGD, "_refine"), (PowerSGD, "_send_all")):
-        setattr(owner, name, watched(getattr(owner, name)))
+        setattr(owner, name, without_host_reads(getattr(owner, name)))
 
 
-def asked() -> str:
-    """Show that the checks can fail: what is raised where a tensor is asked."""
+def host_read_error() -> str:
+    """Return the error that a host read raises, to show that the checks can fail."""
     try:
-        watched(bool)(torch.ones(()))
+        without_host_reads(bool)(torch.ones(()))
     except AssertionError as error:
         return str(error)
     return ""
@@ -88,15 +85,12 @@ OF_MEMORIES = ("resume", "scaled", "infinite")
 
 
 def check_all(kind: str, *memories: str) -> dict[str, Any]:
-    """Return what every check finds if elements are selected in this way; with the kernels only those that select.
-
-    ``memories`` name the hooks with a memory that are checked.
-    """
+    """Return the results of all checks with this selector; with the kernels only of checks that select elements."""
     topk.make_selector = select_by(kind)
     checks = {
         name: check for name, check in hooks_check.CHECKS.items() if name not in {"feedback", "two_models", "train"}
     }
-    checks |= {"asked": asked}
+    checks |= {"asked": host_read_error}
     if kind == "cuda":
         memories = tuple(name for name in memories if "topk" in name)
         checks = {name: check for name, check in checks.items() if name not in WITHOUT_SELECTION}
@@ -104,5 +98,5 @@ def check_all(kind: str, *memories: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    take_the_way_of_a_device()
+    use_device_path()
     run_checks({kind: functools.partial(check_all, kind) for kind in ("torch", "cuda")}, sys.argv[1:])

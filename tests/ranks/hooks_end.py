@@ -1,4 +1,4 @@
-"""Run on two Gloo ranks: how processes with a hook end: by themselves, and after the other rank is gone."""
+"""Run on two Gloo ranks: how processes with a hook end, normally and after the other rank exits."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from commbench.hooks import make_hook
 
 
 def good() -> None:
-    """Train, destroy the groups and return: the interpreter shuts down with the hook's thread still there."""
+    """Train, destroy the groups and return, so that the interpreter shuts down with the hook's thread alive."""
     for step in range(5):
         loss_of(model, batch(rank, step)).backward()
     dist.barrier()
@@ -19,7 +19,7 @@ def good() -> None:
 
 
 def bereft() -> None:
-    """Train until the other rank is gone, and say what the hook says."""
+    """Train until the other rank exits, and print the hook's failure."""
     for step in range(1000):
         if rank == 1 and step == 3:
             os._exit(0)

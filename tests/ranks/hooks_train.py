@@ -1,4 +1,4 @@
-"""Training with every hook on Gloo ranks: each step is compared with what the ranks' own gradients say."""
+"""Run on Gloo ranks: train with every hook and compare each step with the ranks' own gradients."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ PLANTED = 7
 
 
 def corrupt(_: object, bucket: dist.GradBucket) -> torch.futures.Future:
-    """Average, but double one element of one bucket once."""
+    """Average, but overwrite one element of one bucket in one step."""
     corrupt.calls = getattr(corrupt, "calls", 0) + 1
     future = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True).get_future()
     if bucket.is_last():
@@ -54,17 +54,17 @@ TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2}
 
 
 def residual_of(hook: Hook, model: DistributedDataParallel) -> torch.Tensor:
-    """Return what the hook remembers, in the order of registration; zeros where it remembers nothing."""
-    kept = hook.state_dict().get("memory", {}).get("residual", {})
-    return flat(kept.get(name, torch.zeros_like(each)) for name, each in model.module.named_parameters())
+    """Return the hook's residual in registration order, zeros where there is none."""
+    residuals = hook.state_dict().get("memory", {}).get("residual", {})
+    return flat(residuals.get(name, torch.zeros_like(each)) for name, each in model.module.named_parameters())
 
 
 def train(name: str, steps: int) -> dict[str, Any]:
-    """Train and list the steps whose gradients are not the mean of what the ranks took out of g + e."""
-    seen: list[BucketMarks] = []
+    """Train; list the steps whose gradients differ from the mean of what the ranks sent of gradient plus residual."""
+    marked: list[BucketMarks] = []
     per_step: list[list[BucketTimes]] = []
     hook = HOOKS[name]().register(model := make_ddp())
-    hook.observer = seen.append
+    hook.observer = marked.append
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     wrong, after = [], residual_of(hook, model)
     for step in range(steps):
@@ -76,8 +76,8 @@ def train(name: str, steps: int) -> dict[str, Any]:
         if not distance(gradients(model), mean(total - after)) <= TOLERANCES.get(name, 1e-5):
             wrong.append(step)
         optimizer.step()
-        per_step.append([marks.times(0) for marks in seen])
-        seen.clear()
+        per_step.append([marks.times(0) for marks in marked])
+        marked.clear()
     hook.close()
     return {
         "wrong": sorted(set().union(*everywhere(wrong))),
@@ -89,23 +89,23 @@ def train(name: str, steps: int) -> dict[str, Any]:
 
 
 def flaws(per_step: list[list[BucketTimes]]) -> list[str]:
-    """Return what does not hold for the times of the buckets: one in the first step, as many in all others."""
-    found = set()
+    """Return the rules that the bucket times violate."""
+    violations = set()
     for step, times in enumerate(per_step):
         indices = sorted(time.index for time in times)
         if indices != list(range(len(per_step[1]) if step else 1)):
-            found.add("a bucket was left out or told twice")
+            violations.add("a bucket was left out or told twice")
         if [time.index for time in times if time.is_last] != indices[-1:]:
-            found.add("the last bucket is another")
+            violations.add("the last bucket is another")
         if any(not time.ready_ns + time.encode_ns <= time.done_ns for time in times):
-            found.add("encoding outlasts the bucket")
+            violations.add("encoding outlasts the bucket")
         if any(not time.ready_ns < time.start_ns < time.done_ns for time in times):
-            found.add("instants out of order")
+            violations.add("instants out of order")
         if any(not 0 < time.decode_ns <= time.done_ns - time.start_ns for time in times):
-            found.add("decoding outlasts the exchange")
-    return sorted(found)
+            violations.add("decoding outlasts the exchange")
+    return sorted(violations)
 
 
 def train_all(steps: str) -> dict[str, Any]:
-    """Train with every hook for so many steps; return what each found by name."""
+    """Train with every hook for the given number of steps; return the results by hook."""
     return {name: train(name, min(int(steps), AT_MOST.get(name, int(steps)))) for name in HOOKS}

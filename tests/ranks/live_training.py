@@ -1,4 +1,4 @@
-"""Trainings on Gloo ranks with and without live tuning: what each way of training ends with."""
+"""Run on Gloo ranks: train with and without live tuning, and compare the final states."""
 
 import contextlib
 import copy
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gloo import everywhere, join, leave
+from gloo import everywhere, join, report_and_exit
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -81,7 +81,7 @@ WAYS = {
 
 
 def make(way: Way) -> DistributedDataParallel:
-    """Return the model of a way inside DDP."""
+    """Return the model of a training loop inside DDP."""
     model = DistributedDataParallel(Net(has_spare=way.has_spare), **dict(way.ddp))
     if way.has_hook:
         model.register_comm_hook(None, fp16_compress_hook)
@@ -115,13 +115,13 @@ def train(model: DistributedDataParallel, way: Way, steps: int = STEPS) -> list[
 
 
 def compare(name: str) -> dict[str, Any]:
-    """Train with and without tuning; return whether both end alike, and what was tried."""
+    """Train with and without tuning; return whether the final states are equal, and what was tried."""
     way = WAYS[name]
     without = train(make(way), way)
     model, out = make(way), directory(name)
     tuning = commbench.autotune(model, out=out, steps=TUNED, workload=name)
     tuned = train(model, way)
-    is_same = all(torch.equal(one, other) for one, other in zip(without, tuned, strict=True))
+    is_same = all(torch.equal(first, second) for first, second in zip(without, tuned, strict=True))
     return {
         "same": all(everywhere(is_same)),
         "done": all(everywhere(tuning.done)),
@@ -132,7 +132,7 @@ def compare(name: str) -> dict[str, Any]:
 
 
 def tried(out: Path) -> dict[str, Any]:
-    """Return what a run directory says of the tuning, on rank 0."""
+    """Return what a run directory records of the tuning, on rank 0."""
     if dist.get_rank():
         return {}
     run = load_run(out)
@@ -144,12 +144,18 @@ def tried(out: Path) -> dict[str, Any]:
 
 
 def directory(name: str) -> Path:
-    """Return a new run directory, which only rank 0 uses."""
+    """Return a new run directory, used by rank 0 only."""
     return Path(os.environ["STORE"]).with_name(f"run-{name}")
 
 
+def norm_of_difference(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> float:
+    """Return the sum of the norms of the differences of floating-point tensors."""
+    pairs = zip(tensors, others, strict=True)
+    return sum(float((tensor - other).norm()) for tensor, other in pairs if tensor.is_floating_point())
+
+
 def compressed() -> dict[str, Any]:
-    """Return how far a training with hooks ends from one without, relative to how far it came."""
+    """Return the distance of a training with hooks from one without, relative to the distance from the start."""
     way = Way()
     start = [tensor.clone() for tensor in make(way).module.state_dict().values()]
     without = train(make(way), way)
@@ -157,17 +163,21 @@ def compressed() -> dict[str, Any]:
     commbench.autotune(model, out=out, steps=TUNED, allow=("none", "fp16", "topk:0.5"), workload="compressed")
     tuned = train(model, way)
     moved = sum(
-        float((one - other).norm()) for one, other in zip(without, start, strict=True) if one.is_floating_point()
+        float((first - second).norm())
+        for first, second in zip(without, start, strict=True)
+        if first.is_floating_point()
     )
     apart = sum(
-        float((one - other).norm()) for one, other in zip(without, tuned, strict=True) if one.is_floating_point()
+        float((first - second).norm())
+        for first, second in zip(without, tuned, strict=True)
+        if first.is_floating_point()
     )
     return {"apart": apart / moved, **tried(out)}
 
 
 def in_turn() -> dict[str, Any]:
-    """Return what adopting two models does that train one after the other, and two that train in turn."""
-    found = {}
+    """Return the outcome of adopting two models trained one after the other, and two trained alternately."""
+    results = {}
     for name, turns in (("sequential", [0] * 15 + [1] * 60), ("alternating", [0, 1] * 60)):
         options = LiveOptions(out=str(directory(name)), workload=name, steps=40)
         models = [make(Way()), make(Way())]
@@ -182,12 +192,12 @@ def in_turn() -> dict[str, Any]:
                 optimizers[number].step()
         left = sum(len(model._forward_pre_hooks) for model in models)
         is_restored = torch.autograd.backward.__module__ == "torch.autograd"
-        found[name] = {"messages": messages.getvalue().splitlines(), "left": left, "restored": is_restored}
-    return found
+        results[name] = {"messages": messages.getvalue().splitlines(), "left": left, "restored": is_restored}
+    return results
 
 
 def uneven() -> dict[str, Any]:
-    """Return how a training with join() ends with and without tuning; ranks have different numbers of batches."""
+    """Return how a training with join() ends with and without tuning, with different numbers of batches per rank."""
     ends = []
     messages = io.StringIO()
     for is_tuned in (False, True):
@@ -204,7 +214,7 @@ def uneven() -> dict[str, Any]:
 
 
 def copied() -> dict[str, Any]:
-    """Return what of the tuning a copy and a checkpoint of the DDP object hold."""
+    """Return how many tuning hooks a copy and a checkpoint of the DDP object contain."""
     model = make(Way())
     commbench.autotune(model, out=directory("copied"), workload="copied", steps=TUNED)
     train(model, Way(), steps=20)
@@ -216,14 +226,14 @@ def copied() -> dict[str, Any]:
 
 
 def refused() -> dict[str, Any]:
-    """Return the sentence about each training that is left alone."""
+    """Return the message for each training that is not tuned."""
     makers: dict[str, Callable[[], Any]] = {
         "subclass": lambda: type("Mine", (DistributedDataParallel,), {})(Net()),
         "own_state": lambda: hooked(object()),
         "compiled": lambda: torch.compile(make(Way()), backend="eager"),
         "unwritable": lambda: make(Way()),
     }
-    found = {}
+    results = {}
     for name, maker in makers.items():
         model = maker()
         out = "/proc/nowhere/run" if name == "unwritable" else directory(name)
@@ -231,12 +241,12 @@ def refused() -> dict[str, Any]:
         with contextlib.redirect_stderr(messages):
             commbench.autotune(getattr(model, "_orig_mod", model), out=out, workload=name)
             train(model, Way(), steps=10)
-        found[name] = messages.getvalue()
-    return found
+        results[name] = messages.getvalue()
+    return results
 
 
 def hooked(state: object) -> DistributedDataParallel:
-    """Return a model with a communication hook of the script that has a state."""
+    """Return a model with a stateful communication hook of the script."""
     model = make(Way())
     model.register_comm_hook(state, lambda _, bucket: fp16_compress_hook(None, bucket))
     return model
@@ -253,8 +263,8 @@ CHECKS: dict[str, Callable[..., Any]] = {
 
 if __name__ == "__main__":
     join()
-    found = {}
+    results = {}
     for text in sys.argv[1:]:
         name, *arguments = text.split(":")
-        found[name] = CHECKS[name](*arguments)
-    leave(found)
+        results[name] = CHECKS[name](*arguments)
+    report_and_exit(results)

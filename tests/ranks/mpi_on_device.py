@@ -1,4 +1,4 @@
-"""Run under mpirun: verify every operation of MPI on GPU memory that is simulated: staged, and as if MPI took it."""
+"""Run under mpirun: verify every MPI operation on simulated GPU memory, staged and passed directly."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import verify_all
-from reporting import leave
+from reporting import report_and_exit
 
 from commbench.backends import connect_control
 from commbench.collectives.cases import Sweep
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 
 def records_of(communicator: Communicator, control: Control) -> list[dict[str, Any]]:
-    """What rank 0 records, through the whole engine, of groups and of buffers that take turns."""
+    """Return fields of rank 0's records of groups and rotated buffers, measured by the whole engine."""
     session = Session(control=control, budget=replace(BUDGETS["quick"], slice_s=0.1), progress=Progress())
     sweep = Sweep(sizes=[4096], backends=[communicator.backend], in_place="both", buffers=["hot", "rotated"])
     patterns = ["flat", f"split:{control.size}"] if control.size > 1 else ["flat"]
@@ -46,27 +46,33 @@ def main() -> None:
     from commbench.backends.mpi_device import CudaMpiCommunicator, StagedMpiCommunicator
 
     class Willing(MpiCommunicator):
-        """An MPI that takes addresses in the memory of the simulated GPU, which is the host's."""
+        """An MPI that accepts addresses in simulated GPU memory, which is host memory."""
 
         takes_gpu_memory = True
 
     control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
     plain = MpiCommunicator(control)
-    found: dict[str, Any] = {"cases": {}, "barrier": {}, "records": {}, "takes": plain.takes_gpu_memory, "refusal": ""}
+    results: dict[str, Any] = {
+        "cases": {},
+        "barrier": {},
+        "records": {},
+        "takes": plain.takes_gpu_memory,
+        "refusal": "",
+    }
     try:
         CudaMpiCommunicator(control, plain)
     except InputError as error:
-        found["refusal"] = str(error)
+        results["refusal"] = str(error)
     for communicator in (StagedMpiCommunicator(control, plain), CudaMpiCommunicator(control, Willing(control))):
         name = communicator.backend
-        found["cases"][name] = [
+        results["cases"][name] = [
             {"case": asdict(case)} | dict(verify_all.findings(case, number, communicator, control))
             for number, case in enumerate(verify_all.cases(name, control.size))
         ]
-        found["barrier"][name] = verify_all.barrier_findings(communicator, control)
-        found["records"][name] = records_of(communicator, control)
+        results["barrier"][name] = verify_all.barrier_findings(communicator, control)
+        results["records"][name] = records_of(communicator, control)
         communicator.close()
-    leave(found, control)
+    report_and_exit(results, control)
 
 
 if __name__ == "__main__":

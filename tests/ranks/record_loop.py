@@ -1,4 +1,4 @@
-"""Run on Gloo ranks: train with and without recording under DDP, and tell what differs and what was recorded."""
+"""Run on Gloo ranks: train with and without recording under DDP; print differences and what was recorded."""
 
 import contextlib
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gloo import agree, batch, everywhere, flat, join, leave, loss_of, make_ddp, train_step
+from gloo import agree, batch, everywhere, flat, join, loss_of, make_ddp, report_and_exit, train_step
 from torch.nn.parallel import DistributedDataParallel
 
 import commbench
@@ -17,7 +17,7 @@ STEPS = 5
 
 
 def plain(model: DistributedDataParallel, rank: int) -> None:
-    """Train with Adam, which would carry the least difference along."""
+    """Train with Adam, which propagates any difference."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for step in range(STEPS):
         train_step(model, optimizer, batch(rank, step))
@@ -35,7 +35,7 @@ def accumulate(model: DistributedDataParallel, rank: int) -> None:
 
 
 def compress(model: DistributedDataParallel, rank: int) -> None:
-    """Let a hook remember what it does not send."""
+    """Train with a hook that keeps what it does not send."""
     hook = TopK(density=0.05).register(model)
     plain(model, rank)
     hook.close()
@@ -51,25 +51,25 @@ LOOPS: dict[str, tuple[Callable[[DistributedDataParallel, int], None], dict[str,
 }
 
 
-def found(name: str, rank: int, folder: Path) -> dict[str, Any]:
-    """Train twice and compare."""
+def compare_recorded(name: str, rank: int, folder: Path) -> dict[str, Any]:
+    """Train without and with recording, and compare."""
     loop, options = LOOPS[name]
     ends, file = [], folder / f"{name}-{rank}.json"
     for recording in (False, True):
         model = make_ddp(**options)
         context = commbench.record_gradients(model, file) if recording else contextlib.nullcontext()
-        with context as seen:
+        with context as recorder:
             loop(model, rank)
         ends.append(flat(model.parameters()))
     return {
         "same": all(everywhere(torch.equal(*ends))),
         "agree": agree(ends[1]),
-        "steps": seen.steps,
-        "names": [parameter.name for parameter in seen.trace.parameters],
-        "order": list(seen.trace.ready_order),
+        "steps": recorder.steps,
+        "names": [parameter.name for parameter in recorder.trace.parameters],
+        "order": list(recorder.trace.ready_order),
         "logged": model._get_ddp_logging_data().get("prev_iteration_grad_ready_order_indices", ""),
-        "batch": seen.trace.batch,
-        "ranks": seen.trace.recorded["ranks"],
+        "batch": recorder.trace.batch,
+        "ranks": recorder.trace.recorded["ranks"],
         "written": file.exists(),
         "written elsewhere": any(everywhere(rank > 0 and file.exists())),
     }
@@ -77,4 +77,4 @@ def found(name: str, rank: int, folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     rank, _ = join()
-    leave({name: found(name, rank, Path(sys.argv[1])) for name in LOOPS})
+    report_and_exit({name: compare_recorded(name, rank, Path(sys.argv[1])) for name in LOOPS})

@@ -1,4 +1,4 @@
-"""How scripts on real ranks tell the test what was found, and end."""
+"""Shared by scripts on real ranks: report results to the test and exit."""
 
 import json
 import os
@@ -8,15 +8,15 @@ from typing import NoReturn
 from commbench.engine.control import Control
 
 
-def report(found: object) -> None:
-    """Print what was found as one line of JSON; the test reads the last line."""
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
+def report(results: object) -> None:
+    """Print the results as one line of JSON; the test reads the last line."""
+    sys.stdout.write("\n" + json.dumps(results) + "\n")
     sys.stdout.flush()
 
 
-def leave(found: object, control: Control) -> NoReturn:
-    """Report on rank 0, part from the others and end without the interpreter's own shutdown."""
+def report_and_exit(results: object, control: Control) -> NoReturn:
+    """Report on rank 0, close the control plane and exit without the interpreter's shutdown."""
     if control.rank == 0:
-        report(found)
+        report(results)
     control.close()
     os._exit(0)

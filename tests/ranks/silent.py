@@ -9,7 +9,7 @@ from commbench.collectives.primitives import Buffers
 
 
 def main() -> None:
-    """Gather often; rank 0 says what carried it."""
+    """Gather often; print on rank 0 which algorithm carried it."""
     control = connect_control("mpirun", int(sys.argv[1]))
     communicator = open_backend("mpi", control)
     dtype, size = DTYPES["float64"], communicator.size

@@ -1,4 +1,4 @@
-"""Run under mpirun: the backend of NCCL through torch with Gloo and host memory in place of NCCL and a GPU."""
+"""Run under mpirun: the torch NCCL backend with Gloo and host memory in place of NCCL and a GPU."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 import verify_all
-from reporting import leave
+from reporting import report_and_exit
 
 from commbench.backends import connect_control
 from commbench.backends.torch_nccl import TorchNcclCommunicator
@@ -23,7 +23,7 @@ BARRIER: dict[str, Any] = {"operation": "barrier", "message_bytes": 0, "dtype": 
 
 
 class HostEvent:
-    """An event of a device that does what the host does, as much later as it was told to spin."""
+    """A GPU event simulated on the host, delayed by the time that was spun."""
 
     behind_ns = 0
 
@@ -31,62 +31,62 @@ class HostEvent:
         self.at_ns = 0
 
     def record(self) -> None:
-        """Take place when the device has come so far."""
+        """Record the event at the simulated device time."""
         self.at_ns = time.perf_counter_ns() + HostEvent.behind_ns
 
     def query(self) -> bool:
-        """Whether it has."""
+        """Return whether the event has occurred."""
         return time.perf_counter_ns() >= self.at_ns
 
     def synchronize(self) -> None:
-        """Wait for it; then the device has caught up."""
+        """Wait for the event; the device is then no longer behind."""
         assert self.at_ns
         time.sleep(max(0, self.at_ns - time.perf_counter_ns()) / 1e9)
         HostEvent.behind_ns = 0
 
     def elapsed_time(self, later: "HostEvent") -> float:
-        """Milliseconds, as torch's events say."""
+        """Return milliseconds between two events, as torch does."""
         return (later.at_ns - self.at_ns) / 1e6
 
 
 class OnHost(TorchNcclCommunicator):
-    """All that a GPU does is done by the host."""
+    """The torch NCCL backend with every device call simulated on the host."""
 
     carrier = "gloo"
 
     def take_device(self) -> torch.device:
-        """The host."""
+        """Return the CPU device."""
         self.ranks_per_gpu = 1
         return torch.device("cpu")
 
     def describe_device(self) -> tuple[str, str, int]:
-        """Which is no GPU, and has a small cache."""
+        """Return a device that is no GPU, with a cache of 1 MiB."""
         return "host", "", 2**20
 
     def complete(self) -> None:
-        """Everything is."""
+        """Return at once, since host operations are complete."""
 
     def free_bytes(self) -> int:
-        """A little."""
+        """Return 1 GiB."""
         return 2**30
 
     def spin(self, cycles: int) -> None:
-        """Be behind the host, by a nanosecond for each cycle."""
+        """Delay the simulated device by one nanosecond per cycle."""
         HostEvent.behind_ns += cycles
 
     def new_event(self) -> HostEvent:
-        """An event of the host."""
+        """Return a simulated event."""
         return HostEvent()
 
     def rendezvous(self) -> None:
-        """As NCCL does, whose NVLS takes no int8, so that nothing can meet by it."""
+        """Fail for NVLS as NCCL does, because its rendezvous uses int8."""
         if os.environ.get("NCCL_ALGO") == "nvls":
             raise RuntimeError("no algorithm/protocol available for function AllReduce with datatype ncclInt8")
         super().rendezvous()
 
 
 def measured(communicator: OnHost, control: Any, **axes: Any) -> dict[str, Any]:
-    """What a record says of a small all_gather, unless another case is asked for."""
+    """Return fields of the record of a small all_gather, or of another case by ``axes``."""
     case = Case(
         **{
             "backend": "torch-nccl",
@@ -107,7 +107,7 @@ def measured(communicator: OnHost, control: Any, **axes: Any) -> dict[str, Any]:
 
 
 def too_large(communicator: OnHost, control: Any) -> dict[str, Any]:
-    """What a record says where the memory of the last rank's GPU is full."""
+    """Return fields of the record if the memory of the last rank's GPU is full."""
     full = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 KiB.")
     last = control.rank == control.size - 1
     with mock.patch.object(torch, "zeros", side_effect=full) if last else nullcontext():
@@ -118,12 +118,12 @@ def main() -> None:
     """Print the findings of all cases as one line of JSON on rank 0."""
     control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
     communicator = OnHost(control)
-    found: dict[str, Any] = {"cases": []}
+    results: dict[str, Any] = {"cases": []}
     for number, case in enumerate(verify_all.cases("torch-nccl", control.size)):
         findings = dict(verify_all.findings(case, number, communicator, control))
-        found["cases"].append({"case": asdict(case)} | findings)
-    found["barrier"] = verify_all.barrier_findings(communicator, control)
-    found["measured"] = {
+        results["cases"].append({"case": asdict(case)} | findings)
+    results["barrier"] = verify_all.barrier_findings(communicator, control)
+    results["measured"] = {
         "in place": measured(communicator, control, operation="all_reduce", redop="sum", in_place=True),
         "plain": measured(communicator, control),
         "barrier": measured(communicator, control, **BARRIER),
@@ -136,10 +136,10 @@ def main() -> None:
         "registered": measured(communicator, control, buffers="registered"),
     }
     if control.size == 4:
-        found["measured"]["groups"] = measured(communicator, control, pattern="split:2")
+        results["measured"]["groups"] = measured(communicator, control, pattern="split:2")
     communicator.close()
-    found["asked"] = {name: os.environ.get(name) for name in ("NCCL_ALGO", "NCCL_PROTO")}
-    leave(found, control)
+    results["asked"] = {name: os.environ.get(name) for name in ("NCCL_ALGO", "NCCL_PROTO")}
+    report_and_exit(results, control)
 
 
 if __name__ == "__main__":

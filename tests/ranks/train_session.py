@@ -1,4 +1,4 @@
-"""Run on real ranks: train the configurations of a launch, and tell what rank 0 recorded and every rank saw."""
+"""Run on real ranks: train the configurations of a launch; print rank 0's records and every rank's observations."""
 
 import contextlib
 import dataclasses
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from reporting import leave
+from reporting import report_and_exit
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from stand_in import StandIn
@@ -29,17 +29,17 @@ WORKLOADS = Path(__file__).parent / "train_workloads.py"
 
 
 class Short(Hook):
-    """Returns one element too few from the fourth step on."""
+    """A hook that returns one element too few from the fourth step on."""
 
     name = "short"
     steps = 0
 
     def begin_step(self) -> None:
-        """Count."""
+        """Count steps."""
         self.steps += 1
 
     def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
-        """Send the bucket."""
+        """All-reduce the bucket."""
         watch.encoded()
         watch.started()
         buffer = bucket.buffer()
@@ -47,18 +47,18 @@ class Short(Hook):
         return future, lambda _: buffer[1:] if self.steps > 3 else buffer
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002
-        """Nothing."""
+        """Return no messages."""
         return ()
 
 
 class Spy:
-    """Stands before ``run_block`` and notes what it returns on this rank."""
+    """Wraps ``run_block`` and keeps what it returns on this rank."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[dict[str, Any]]] = {}
 
     def run_block(self, case: TrainingCase, context: block.BlockContext) -> block.BlockSamples:
-        """Run the block."""
+        """Run the block and keep what it returned."""
         samples = block.run_block(case, context)
         note = {
             "events": [len(step) for step in samples.watched],
@@ -71,7 +71,7 @@ class Spy:
 
 
 def make_case(fields: dict[str, Any]) -> TrainingCase:
-    """Return a configuration of the workload that is named without its file."""
+    """Return a configuration whose workload is named without its file."""
     return TrainingCase(**{**fields, "workload": f"{WORKLOADS}:{fields['workload']}"})
 
 
@@ -87,7 +87,7 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
         Short() if "broken" in options["options"] else made(name, **options)
     )
     device = StandIn() if task["backend"] == "stand-in" else open_device(task["backend"], control)
-    with telling_of_steps(device):
+    with marking_steps(device):
         finished = session.train_launch(
             cases,
             Terms(seed=5, **task["terms"]),
@@ -100,11 +100,11 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
             launch=task["launch"],
         )
     vars(block)["make_hook"] = made
-    seen = gather_everywhere(control, [spy.seen.get(case.key, []) for case in cases])
+    observations = gather_everywhere(control, [spy.seen.get(case.key, []) for case in cases])
     by_key = {record.case.key: dataclasses.asdict(record) for record in records}
     return {
         "records": [by_key.get(case.key) for case in cases],
-        "seen": [[of_rank[i] for of_rank in seen] for i in range(len(cases))],
+        "seen": [[of_rank[i] for of_rank in observations] for i in range(len(cases))],
         "finished": finished,
         "begun": begun,
         "counters": [int(count) for count in progress.counters],
@@ -113,8 +113,8 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def telling_of_steps(device: Device) -> Iterator[None]:
-    """Tell what stands for a GPU when a step is being made: until its marks are handed over."""
+def marking_steps(device: Device) -> Iterator[None]:
+    """Mark on the stand-in for a GPU when a step runs, until its marks are handed over."""
     step = vars(block._Training)["_step"]
 
     def watched(training: Any) -> Any:
@@ -141,8 +141,8 @@ def telling_of_steps(device: Device) -> Iterator[None]:
 def main() -> None:
     """Train the launches that the argument lists."""
     control = MpiControl()
-    found = [train(task, control) for task in json.loads(sys.argv[1])]
-    leave(found, control)
+    results = [train(task, control) for task in json.loads(sys.argv[1])]
+    report_and_exit(results, control)
 
 
 if __name__ == "__main__":

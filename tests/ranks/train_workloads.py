@@ -1,4 +1,4 @@
-"""Tiny workloads for tests of training: sound ones, one whose gradients overflow once, and ones that do harm."""
+"""Tiny workloads for tests of training: valid ones, one with a single overflow, and ones that fail."""
 
 import os
 import signal
@@ -19,13 +19,13 @@ HARM = "COMMBENCH_TEST_HARM"
 
 
 def model(seed: int) -> nn.Module:
-    """Return 81 710 parameters in 6 tensors."""
+    """Return a model of 81 710 parameters in 6 tensors."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(INPUTS, 300), nn.ReLU(), nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, OUTPUTS))
 
 
 def batches(seed: int, rank: int, batch_size: int) -> list[Any]:
-    """Return samples with the answers of a linear teacher."""
+    """Return samples with the outputs of a linear teacher."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     teacher = torch.randn((INPUTS, OUTPUTS), generator=torch.Generator().manual_seed(7)) / 8
     inputs = torch.randn((BATCHES, batch_size, INPUTS), generator=generator)
@@ -33,25 +33,25 @@ def batches(seed: int, rank: int, batch_size: int) -> list[Any]:
 
 
 def squared(model: nn.Module, batch: Any) -> Tensor:
-    """Return the mean squared error, times what the batch says."""
+    """Return the mean squared error times the batch's factor."""
     inputs, answers, factor = batch
     return (model(inputs).float() - answers).square().mean() * factor
 
 
 def make(loss: Callable[[nn.Module, Any], Tensor], seed: int, rank: int, batch_size: int, **more: Any) -> Workload:
-    """Return the workload with a loss."""
+    """Return a workload with the given loss."""
     data = batches(seed, rank, batch_size)
     fields = {"batches": data, "steps": 6, "optimizer": lambda p: torch.optim.SGD(p, lr=0.05), **more}
     return Workload(model=model(seed), loss=loss, batch_size=batch_size, **fields)
 
 
 def tiny(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
-    """Return a sound workload."""
+    """Return a valid workload."""
     return make(squared, seed, rank, batch_size)
 
 
 def scored(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
-    """Return one with a metric, the loss on data of its own."""
+    """Return a workload with a metric: the loss on held-out data."""
     held_out = batches(seed, 99, 64)[0]
 
     def evaluate(model: nn.Module) -> float:
@@ -63,27 +63,27 @@ def scored(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
 
 
 def overflowing(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
-    """Return one whose third batch is beyond float16 on rank 1 only."""
+    """Return a workload whose third batch overflows float16 on rank 1 only."""
     data = batches(seed, rank, batch_size)
     data[2] = (*data[2][:2], TOO_MUCH if rank == 1 else 1.0)
     return make(squared, seed, rank, batch_size, batches=[*data, *batches(seed, rank, batch_size)])
 
 
 def batch_norm(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
-    """Return one with buffers, which DDP broadcasts."""
+    """Return a workload with buffers, which DDP broadcasts."""
     made = make(squared, seed, rank, batch_size)
     layers = nn.Sequential(made.model[0], nn.BatchNorm1d(300), *made.model[1:])
     return Workload(model=layers, loss=made.loss, batches=made.batches, batch_size=batch_size, steps=6)
 
 
 def hook_of(model: nn.Module) -> str:
-    """Return the name of the hook of a DDP model, without ours before it; nothing where there is none."""
+    """Return the hook name of a DDP model without our prefix, or an empty text."""
     hooks = getattr(model, "_comm_hooks", None)
     return str(hooks[0][0].__name__).removeprefix("commbench_") if hooks else ""
 
 
 def harmful(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
-    """Return one that ends rank 1 under bf16, lets it hang under fp16, and raises everywhere under randomk."""
+    """Return a workload that kills rank 1 under bf16, blocks it under fp16, and raises on all ranks under randomk."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         hook = hook_of(model) if HARM in os.environ else ""

@@ -1,4 +1,4 @@
-"""Run under mpirun: verify every operation on every backend: as it is, with one element corrupted, and idle."""
+"""Run under mpirun: verify every operation on every backend: unchanged, with one element corrupted, without calls."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from reporting import leave
+from reporting import report_and_exit
 
 from commbench.backends import connect_control, open_backend
 from commbench.collectives.cases import Case, Sweep, all_cases
@@ -26,7 +26,7 @@ MOVING = [name for name, operation in OPERATIONS.items() if operation.moves_data
 
 
 def cases(backend: str, size: int) -> list[Case]:
-    """Every operation in every type by sum; in a float and a whole number also one element, and other reductions."""
+    """Return every operation in every type by sum; in float32 and int8 also minimal sizes and other reductions."""
     common: dict[str, Any] = {"backends": [backend], "in_place": "both", "roots": sorted({0, size - 1})}
     sweeps = []
     for name, dtype in DTYPES.items():
@@ -39,13 +39,13 @@ def cases(backend: str, size: int) -> list[Case]:
 
 
 def holders(prepared: Prepared) -> list[int]:
-    """Ranks that hold a result."""
+    """Return the ranks that hold a result."""
     shapes = (replace(prepared.shape, rank=rank) for rank in range(prepared.shape.size))
     return [shape.rank for shape in shapes if prepared.operation.answer(shape)]
 
 
 def _bytes_of(buffer: Any, element: int) -> Any:
-    """The bytes of one element, wherever it is."""
+    """Return the bytes of one element in host or device memory."""
     if hasattr(buffer, "tensor"):
         import torch
 
@@ -54,7 +54,7 @@ def _bytes_of(buffer: Any, element: int) -> Any:
 
 
 def corruption(case: Case, count: int) -> Callable[[Any], None]:
-    """Flip one bit of the first, the last or the middle element; the lowest bit unless averages are rounded."""
+    """Return a function that flips one bit of one element: the lowest bit, or a high one of rounded averages."""
 
     def corrupt(buffer: Any) -> None:
         element = (0, buffer.count - 1, buffer.count // 2)[count % 3]
@@ -70,13 +70,13 @@ def corruption(case: Case, count: int) -> Callable[[Any], None]:
 def prepared_everywhere(
     case: Case, communicator: Communicator, control: Control, hosts: Sequence[str]
 ) -> Prepared | str:
-    """The case made ready, or why some rank cannot: then no rank goes on."""
+    """Return the prepared case, or the reason why some rank cannot prepare it."""
     prepared = agree_on(control, lambda: prepare(case, communicator, hosts))
     return str(prepared) if isinstance(prepared, Reason) else prepared
 
 
 def natively_wrong(prepared: Prepared, control: Control) -> int:
-    """Wrong elements after the native loop has made the calls."""
+    """Return the number of wrong elements after the native loop made the calls."""
     timer = prepared.communicator.timer("native", SyncPlan(method="barrier"), Progress())
     prepared._fill()
     timer.run(prepared.calls, 1, 1)
@@ -86,7 +86,7 @@ def natively_wrong(prepared: Prepared, control: Control) -> int:
 def findings(
     case: Case, number: int, communicator: Communicator, control: Control, hosts: Sequence[str] = ()
 ) -> Iterator[tuple[str, object]]:
-    """What verification says about one case, as (kind, finding)."""
+    """Yield the findings of verification for one case, as (kind, finding)."""
     prepared = prepared_everywhere(case, communicator, control, hosts)
     if isinstance(prepared, str):
         yield "refused", prepared
@@ -106,7 +106,7 @@ def findings(
 
 
 def barrier_findings(communicator: Communicator, control: Control) -> dict[str, object]:
-    """What verification says about the real barrier and about one that does not wait."""
+    """Return the findings of verification for the real barrier and for one that does not wait."""
     prepared = prepare(
         Case(backend=communicator.backend, operation="barrier", message_bytes=0, dtype=None), communicator
     )
@@ -117,14 +117,14 @@ def barrier_findings(communicator: Communicator, control: Control) -> dict[str, 
 def main() -> None:
     """Print the findings of all cases as one line of JSON on rank 0."""
     control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
-    found: dict[str, Any] = {"cases": [], "barrier": {}}
+    results: dict[str, Any] = {"cases": [], "barrier": {}}
     for backend in sys.argv[1].split(","):
         communicator = open_backend(backend, control)
         for number, case in enumerate(cases(backend, control.size)):
-            found["cases"].append({"case": asdict(case)} | dict(findings(case, number, communicator, control)))
-        found["barrier"][backend] = barrier_findings(communicator, control)
+            results["cases"].append({"case": asdict(case)} | dict(findings(case, number, communicator, control)))
+        results["barrier"][backend] = barrier_findings(communicator, control)
         communicator.close()
-    leave(found, control)
+    report_and_exit(results, control)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Run under mpirun: verify and measure every operation in every pattern of groups, on hosts that are made up."""
+"""Run under mpirun: verify and measure every operation in every pattern of groups, on invented host names."""
 
 import os
 import sys
 from dataclasses import asdict, replace
 from typing import Any
 
-from reporting import leave
+from reporting import report_and_exit
 from verify_all import prepared_everywhere
 
 from commbench.backends import connect_control, open_backend
@@ -28,19 +28,19 @@ MEASURED = ("node", "cross", "bisection")
 
 
 def cases(backend: str, size: int) -> list[Case]:
-    """Every operation that moves data, by sum, with the second rank of each group as root."""
+    """Return every operation that moves data, by sum, with the second rank of each group as root."""
     common: dict[str, Any] = {"backends": [backend], "sizes": [size * ELEMENTS * 4], "patterns": PATTERNS}
     moving = [name for name, operation in OPERATIONS.items() if operation.moves_data]
     return all_cases([Sweep(operations=moving, roots=(1,), in_place="default", **common)], size)
 
 
 def flip(buffer: HostBuffer) -> None:
-    """Change one bit of the last element."""
+    """Flip one bit of the last element."""
     buffer.memory.view("uint8")[-4] ^= 1
 
 
 def corrupted(prepared: Prepared, number: int, control: Control) -> dict[str, Any]:
-    """Which groups are found wrong when one rank's result is changed, and which must be."""
+    """Return the groups found wrong after one rank's result was changed, and the expected ones."""
     holds = gather_everywhere(control, bool(prepared.shape and prepared.operation.answer(prepared.shape)))
     holders = [rank for rank, is_holder in enumerate(holds) if is_holder]
     chosen = holders[number % len(holders)]
@@ -52,7 +52,7 @@ def corrupted(prepared: Prepared, number: int, control: Control) -> dict[str, An
 
 
 def findings(case: Case, number: int, communicator: Communicator, hosts: str, control: Control) -> dict[str, Any]:
-    """What verification says about one case."""
+    """Return the findings of verification for one case."""
     prepared = prepared_everywhere(case, communicator, control, hosts)
     if isinstance(prepared, str):
         return {"refused": prepared}
@@ -72,8 +72,8 @@ def findings(case: Case, number: int, communicator: Communicator, hosts: str, co
 
 
 def barriers(communicator: Communicator, hosts: str, control: Control) -> dict[str, dict[str, Any]]:
-    """By pattern, the ranks of each group that leave a barrier before the last has entered: a real one and none."""
-    found = {}
+    """Return by pattern the ranks per group that leave a barrier too early: with the real barrier and with none."""
+    results = {}
     for pattern in PATTERNS:
         case = Case(backend=communicator.backend, operation="barrier", message_bytes=0, dtype=None, pattern=pattern)
         prepared = prepared_everywhere(case, communicator, control, hosts)
@@ -82,13 +82,13 @@ def barriers(communicator: Communicator, hosts: str, control: Control) -> dict[s
             name: each.verify(control, shared_clock=True)
             for name, each in (("real", prepared), ("idle", replace(prepared, calls=[])))
         }
-        found[pattern] = {name: [check.within(group) for group in prepared.groups] for name, check in checks.items()}
-        found[pattern]["late"] = [len(group) - 1 for group in prepared.groups]
-    return found
+        results[pattern] = {name: [check.within(group) for group in prepared.groups] for name, check in checks.items()}
+        results[pattern]["late"] = [len(group) - 1 for group in prepared.groups]
+    return results
 
 
 def measured(communicator: Communicator, hosts: str, control: Control) -> list[dict[str, Any]]:
-    """Records of a few operations in patterns that differ in who stands aside."""
+    """Return records of a few operations in patterns with different idle ranks."""
     session = Session(
         control=control,
         budget=BUDGETS["quick"],
@@ -108,7 +108,7 @@ def main() -> None:
     control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
     backend, placement = sys.argv[1:]
     communicator, hosts = open_backend(backend, control), PLACEMENTS[placement]
-    found = {
+    results = {
         "cases": [
             {"case": asdict(case), **findings(case, number, communicator, hosts, control)}
             for number, case in enumerate(cases(backend, control.size))
@@ -117,7 +117,7 @@ def main() -> None:
         "records": measured(communicator, hosts, control),
     }
     communicator.close()
-    leave(found, control)
+    report_and_exit(results, control)
 
 
 if __name__ == "__main__":

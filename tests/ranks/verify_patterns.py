@@ -1,4 +1,4 @@
-"""Run under mpirun: verify patterns of one group on every backend, or of some ranks only, or measure matrices."""
+"""Run under mpirun: verify patterns of one group on every backend or on some ranks, or measure matrices."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
-from reporting import leave
+from reporting import report_and_exit
 from verify_all import findings
 
 from commbench.backends import connect_control, open_backend
@@ -34,7 +34,7 @@ LIAR, VICTIM = 2, 1
 
 
 def cases(backend: str, size: int) -> list[Case]:
-    """Every operation of every such pattern, with the first and the last rank as the root of a fan."""
+    """Return every operation of each such pattern, with the first and the last rank as root."""
     common: dict[str, Any] = {"backends": [backend], "roots": sorted({0, size - 1})}
     return all_cases(
         [
@@ -47,7 +47,7 @@ def cases(backend: str, size: int) -> list[Case]:
 
 
 def hierarchies(backend: str, size: int) -> list[Case]:
-    """Hierarchical reductions of all kinds, in place and not."""
+    """Return hierarchical reductions of all kinds, in place and out of place."""
     common: dict[str, Any] = {"backends": [backend], "patterns": ["hierarchical"], "in_place": "both"}
     return all_cases(
         [
@@ -59,27 +59,27 @@ def hierarchies(backend: str, size: int) -> list[Case]:
 
 
 def partial_cases(backend: str) -> list[Case]:
-    """A hierarchy of the first four ranks, then groups that hold some of these and others."""
+    """Return a hierarchy of the first four ranks, then groups that share some of them."""
     common: dict[str, Any] = {"backend": backend, "operation": "all_reduce", "redop": "sum", "message_bytes": 96}
     fields = {"dtype": "float32", "in_place": True, **common}
     return [Case(pattern="hierarchical", world_size=4, **fields), Case(pattern="split:3", **fields)]
 
 
 def wrong_of_some(case: Case, communicator: Communicator, control: Control) -> list[int | None]:
-    """Wrong elements of a case on six ranks of three hosts, and where nothing is communicated."""
+    """Return the wrong elements of a case on six ranks of three hosts, with and without communication."""
     prepared = prepare(case, communicator, "AABBCC")
     idle = replace(prepared, calls=[])
     return [each.verify(control, shared_clock=True).wrong for each in (prepared, idle)]
 
 
 def matrix_case(backend: str, operation: str, **changes: Any) -> Case:
-    """A matrix of messages of 8000 bytes."""
+    """Return a matrix case with messages of 8000 bytes."""
     return Case(backend=backend, operation=operation, message_bytes=8000, dtype="float32", pattern="matrix", **changes)
 
 
 @contextmanager
 def lying(communicator: Communicator) -> Iterator[None]:
-    """Let one rank send zeros to another, in whatever way it sends."""
+    """Make one rank send zeros to another by every send function."""
     if communicator.rank != LIAR:
         yield
         return
@@ -105,17 +105,17 @@ def lying(communicator: Communicator) -> Iterator[None]:
 
 
 def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:
-    """The records of matrices, by what was special."""
+    """Return the records of matrices by variant."""
     session = Session(
         control=control,
         budget=BUDGET,
         progress=Progress(),
         oversubscribed=control.size > (os.cpu_count() or 1),
     )
-    found: dict[str, Any] = {}
+    records_by_variant: dict[str, Any] = {}
 
     def add(name: str, record: Record | None) -> None:
-        found[name] = record and record.to_json()
+        records_by_variant[name] = record and record.to_json()
 
     for operation in COMPOSED[MATRIX]:
         case = matrix_case(communicator.backend, operation)
@@ -130,28 +130,28 @@ def matrices(communicator: Communicator, control: Control) -> dict[str, Any]:
         case = matrix_case(communicator.backend, "bandwidth", sync="dissemination", loop=loop)
         add(f"{loop} loop", measure(case, communicator, session, launch=0))
     add("all_reduce", measure(matrix_case(communicator.backend, "all_reduce"), communicator, session, launch=0))
-    return found
+    return records_by_variant
 
 
 def main() -> None:
     """Print the findings as one line of JSON on rank 0."""
     control = connect_control("mpirun", int(os.environ["OMPI_COMM_WORLD_SIZE"]))
-    found: dict[str, Any] = {"cases": [], "matrices": {}}
-    backends, what = sys.argv[1:]
+    results: dict[str, Any] = {"cases": [], "matrices": {}}
+    backends, topic = sys.argv[1:]
     for backend in backends.split(","):
         communicator = open_backend(backend, control)
-        if what == "some":
-            found["cases"] += [wrong_of_some(case, communicator, control) for case in partial_cases(backend)]
-        elif what == "matrices":
-            found["matrices"][backend] = matrices(communicator, control)
+        if topic == "some":
+            results["cases"] += [wrong_of_some(case, communicator, control) for case in partial_cases(backend)]
+        elif topic == "matrices":
+            results["matrices"][backend] = matrices(communicator, control)
         else:
             planned = [(case, "") for case in cases(backend, control.size)]
             planned += [(case, hosts) for case in hierarchies(backend, control.size) for hosts in PLACEMENTS]
             for number, (case, hosts) in enumerate(planned):
                 entry = dict(findings(case, number, communicator, control, hosts[: control.size]))
-                found["cases"].append({"case": asdict(case), "hosts": hosts} | entry)
+                results["cases"].append({"case": asdict(case), "hosts": hosts} | entry)
         communicator.close()
-    leave(found, control)
+    report_and_exit(results, control)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tests of the components of variance, of the visits planned from them, and of the interval over launches of visits."""
+"""Tests of variance components, of the visits planned from them, and of the interval over launches of visits."""
 
 import math
 
@@ -15,7 +15,7 @@ NOISES = ("normal", "skewed", "exponential")
 
 
 def draw(noise: str, random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-    """Return noise of about unit size."""
+    """Return noise of unit scale from the named distribution."""
     if noise == "normal":
         return random.standard_normal(shape)
     if noise == "exponential":
@@ -34,7 +34,7 @@ def launch_values(random: np.random.Generator, noise: str, launch: float, visit:
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize(("launch", "visit"), [(0.0, 1.0), (0.35, 1.0), (1.0, 1.0), (1.0, 0.0)])
 def test_the_interval_over_launches_covers(noise: str, launch: float, visit: float) -> None:
-    """Cover the median launch in 92 to 98 % of runs, whichever component dominates, within the simulation's error."""
+    """Cover the median launch in 92 to 98 % of runs, whichever component dominates."""
     random = np.random.default_rng(5)
     truth = float(np.median(launch_values(random, noise, launch, visit, 40_000)))
     runs = repetitions(2000)
@@ -48,7 +48,7 @@ def test_the_interval_over_launches_covers(noise: str, launch: float, visit: flo
 
 
 def planted(launch: float, visit: float, repetition: float, launches: int = 60) -> list[list[Floats]]:
-    """Return times with such standard deviations of their logarithms."""
+    """Return times whose logarithms have the given standard deviations per level."""
     random = np.random.default_rng(11)
     return [
         [
@@ -61,36 +61,36 @@ def planted(launch: float, visit: float, repetition: float, launches: int = 60) 
 
 @pytest.mark.parametrize(("launch", "visit", "repetition"), [(0.2, 0.05, 0.1), (0.02, 0.2, 0.1), (0.05, 0.05, 0.4)])
 def test_planted_components_are_found(launch: float, visit: float, repetition: float) -> None:
-    """Find each standard deviation that dominates within a quarter, and call none larger that does not."""
-    found = components_of(planted(launch, visit, repetition))
-    assert repetition == pytest.approx(found.repetition, rel=0.25)
-    assert found.visit == pytest.approx(visit, rel=0.25, abs=0.02)
-    assert found.launch == pytest.approx(launch, rel=0.25, abs=0.03)
+    """Estimate the dominating standard deviation within a quarter, and call no other one larger."""
+    estimates = components_of(planted(launch, visit, repetition))
+    assert repetition == pytest.approx(estimates.repetition, rel=0.25)
+    assert estimates.visit == pytest.approx(visit, rel=0.25, abs=0.02)
+    assert estimates.launch == pytest.approx(launch, rel=0.25, abs=0.03)
 
 
 def test_components_need_several_of_their_level() -> None:
-    """State no component between visits of one visit, and none between launches of one launch."""
+    """Estimate no component from one visit or one launch."""
     assert components_of([[[1.0, 2.0, 3.0]]]) == Components(
         repetition=pytest.approx(0.4073, rel=0.01), visit=None, launch=None
     )
 
 
 def plan_of(components: Components, **changes: float) -> tuple[int, int]:
-    """Return visits and repetitions within 0.1 s, the share of the quick budget."""
+    """Return visits and repetitions within 0.1 s, the quick budget's share."""
     costs = {"visit_s": 0.002, "repetition_s": 0.0002, **changes}
     plan = plan_visits(components, BUDGETS["quick"], **costs, most_repetitions=500)
     return plan.visits, plan.repetitions
 
 
 def test_repetitions_follow_from_costs_and_components() -> None:
-    """Repeat the square root of the ratio of costs times that of the components, as Kalibera and Jones find."""
+    """Repeat by the square root of the cost ratio times the component ratio (Kalibera and Jones)."""
     _, repetitions_made = plan_of(Components(repetition=0.3, visit=0.15, launch=None))
     assert int(math.sqrt(10 * math.pi / 2 * 4)) == repetitions_made
     assert FEWEST_REPETITIONS == plan_of(Components(repetition=0.01, visit=0.3, launch=None))[1]
 
 
 def test_visits_follow_from_the_precision_within_the_slice() -> None:
-    """Visit seldom where visits agree; where they differ, as often as the slice has room."""
+    """Plan few visits if they agree, and as many as the slice allows if they differ."""
     assert FEWEST_VISITS == plan_of(Components(repetition=0.05, visit=0.005, launch=None))[0]
     visits, repetitions_made = plan_of(Components(repetition=0.1, visit=0.3, launch=None))
     assert visits == min(24, int(0.1 / (0.002 + 0.0002 * repetitions_made)))

@@ -1,4 +1,4 @@
-"""Tests of what a recommendation cost and what would decide it."""
+"""Tests of the cost of a recommendation and of the launches that would decide it."""
 
 import numpy as np
 import pytest
@@ -12,14 +12,14 @@ ENTRIES = [{"stage": "confirm", "status": "ok", "seconds": 10.0}, {"stage": "swe
 
 
 def test_steps_count_all_blocks() -> None:
-    """Count early steps as well, and nothing without DDP."""
+    """Count early steps too, and none without DDP."""
     record = make_training_record(block_steps=9, block_lengths=[6, 6, 6])
     assert 27 == steps_of(record)
     assert 27 == measured_steps([record, make_training_record(make_training_case("local"))])
 
 
 def test_a_full_sweep_makes_a_block_of_each_in_every_launch_and_two_that_watch_for_drift() -> None:
-    """Take cases and launches from the run, unless it states others."""
+    """Count blocks by the run's cases and launches, or by stated ones."""
     records = [
         make_training_record(make_training_case(cap=cap), launch=launch, block_steps=9, block_lengths=[6] * blocks)
         for cap, blocks in (("default", 3), ("5", 1))
@@ -32,7 +32,7 @@ def test_a_full_sweep_makes_a_block_of_each_in_every_launch_and_two_that_watch_f
 
 
 def test_so_many_launches_would_decide() -> None:
-    """Name a number with which the interval leaves the margin in most cases, its time, and how to make them."""
+    """Name launches that decide most cases, their time, and the command."""
     ratios = [0.97, 1.03, 0.99, 1.01, 1.02, 0.98]
     sentence = launch_advice(ratios, 0.02, ENTRIES)
     low, more = (int(number) for number in sentence.removeprefix("About ").split(" more")[0].split(" to "))
@@ -50,7 +50,7 @@ def test_so_many_launches_would_decide() -> None:
 
 
 def test_another_level_takes_more_launches() -> None:
-    """Ask for more launches of an interval that misses less often, and for as many as it takes to be one at all."""
+    """Name more launches at a higher level, and at least what an interval needs."""
     ratios = [0.98, 1.015, 0.99, 1.01]
     numbers = [
         int(launch_advice(ratios, 0.02, [], level=level).split("launches ")[-1].split()[0]) for level in (0.95, 0.975)
@@ -62,7 +62,7 @@ def test_another_level_takes_more_launches() -> None:
 
 
 def test_a_noisy_machine_is_named() -> None:
-    """Propose no launches where it takes hundreds, also if the gain happens to lie at the margin."""
+    """Name no launches if hundreds are needed, also for a gain near the margin."""
     for shift in (1.0, 1.02, 1.05):
         sentence = launch_advice([shift * ratio for ratio in (0.05, 0.4, 1.0, 2.5, 19.8)], 0.02, ENTRIES)
         assert "quieter machine" in sentence
@@ -71,17 +71,17 @@ def test_a_noisy_machine_is_named() -> None:
 
 @pytest.mark.parametrize("ratios", [[], [1.1], [1.0, 0.0]])
 def test_too_few_launches_give_no_advice(ratios: list[float]) -> None:
-    """Return an empty sentence, as one launch has no spread."""
+    """Return an empty sentence for one launch."""
     assert "" == launch_advice(ratios, 0.02, ENTRIES)
 
 
 def test_a_gain_at_the_margin_is_not_decided() -> None:
-    """Say so, rather than name thousands of launches."""
+    """Report a gain at the margin instead of thousands of launches."""
     sentence = launch_advice([1.019, 1.021, 1.020, 1.022, 1.018, 1.02], 0.02, ENTRIES)
     assert "too near the margin" in sentence
 
 
 def test_without_times_no_time_is_named() -> None:
-    """Name the launches only."""
+    """Name only the launches without measured times."""
     assert "(" not in launch_advice([0.97, 1.03, 0.99, 1.01], 0.02, [])
     assert " s, " not in launch_advice([0.97, 1.03, 0.99, 1.01], 0.02, [])

@@ -1,4 +1,4 @@
-"""Tests of one run against several, most of them simulations with fixed seeds."""
+"""Tests of one run against several baselines, mostly simulations with fixed seeds."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ DIFFERENT = {Verdict.SLOWER, Verdict.FASTER}
 def make_runs(
     generator: np.random.Generator, counts: Sequence[int], *, between: float, within: float, shared: float = 0.0
 ) -> list[Floats]:
-    """Return launches of runs, so many of each, whose states, and whose launches, differ by so much."""
+    """Return launches of several runs with given spreads between runs and between launches."""
     return [
         np.exp(shared + between * generator.standard_normal() + within * generator.standard_normal(count))
         for count in counts
@@ -27,18 +27,18 @@ def make_runs(
 
 
 def equal_case(generator: np.random.Generator, count: int, *, between: float, within: float = 0.01) -> list[Floats]:
-    """Return ``count`` baselines and a run like them."""
+    """Return ``count`` baselines and an equal run."""
     return make_runs(generator, [LAUNCHES] * (count + 1), between=between, within=within)
 
 
 def bimodal_case(generator: np.random.Generator, count: int) -> list[Floats]:
-    """The same where launches fall in two modes 40 % apart."""
+    """Return equal runs whose launches are in two modes 40 % apart."""
     modes = np.where(generator.random((count + 1, LAUNCHES)) < 0.4, 1.4, 1.0)
     return list(modes * np.exp(0.005 * generator.standard_normal((count + 1, LAUNCHES))))
 
 
 def compared(cases: Sequence[Sequence[Floats]], *, as_one: bool = False) -> list[Comparison]:
-    """Compare the last run of each case with those before it; ``as_one``: as if their launches were of one run."""
+    """Compare each case's last run with those before it; ``as_one`` pools their launches."""
     return compare_family(
         [(np.concatenate(runs[:-1]), runs[-1]) for runs in cases],
         runs=None if as_one else [[len(run) for run in runs[:-1]] for runs in cases],
@@ -46,25 +46,25 @@ def compared(cases: Sequence[Sequence[Floats]], *, as_one: bool = False) -> list
 
 
 def count_different(comparisons: Sequence[Comparison]) -> int:
-    """Return how many cases are called different."""
-    return sum(one.verdict in DIFFERENT for one in comparisons)
+    """Return the number of cases judged different."""
+    return sum(comparison.verdict in DIFFERENT for comparison in comparisons)
 
 
 def misses(comparison: Comparison) -> bool:
-    """Whether the interval leaves 1 out."""
+    """Return whether the interval excludes 1."""
     assert comparison.interval is not None
     return not comparison.interval.low < 1 < comparison.interval.high
 
 
 def test_runs_have_equal_weight() -> None:
-    """Take the median of the runs' medians for any numbers of launches."""
+    """Return the median of the runs' medians for any numbers of launches."""
     launches = np.asarray([1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 3.0])
     assert [5, 1, 1] == [len(run) for run in split_runs(launches, [5, 1, 1])]
     assert 2.0 == median_of_runs(split_runs(launches, [5, 1, 1]))
 
 
 def test_the_interval_is_one_of_prediction() -> None:
-    """Compute it by hand: t times sqrt(1 + pi / 2K) standard deviations of the runs' log medians."""
+    """Match the formula: t times sqrt(1 + pi / 2K) standard deviations of the runs' log medians."""
     runs = [np.full(3, time) for time in (1.0, 1.1, 1.21)]
     ratio = RunRatio(runs=runs, b=np.full(3, 1.331))
     spread = math.log(1.1)
@@ -78,7 +78,7 @@ def test_the_interval_is_one_of_prediction() -> None:
 
 
 def test_runs_that_agree_by_chance_are_not_taken_for_steady() -> None:
-    """Let launches explain at least what they do, and what the judged run's noise adds if it has fewer."""
+    """Keep at least the variance that launches explain, and the judged run's own if it has fewer."""
     noisy = np.asarray([0.9, 0.95, 1.0, 1.05, 1.1, 1.0])
     alike = RunRatio(runs=[noisy, noisy], b=noisy)
     assert 0.0 == alike.state_spread
@@ -87,14 +87,14 @@ def test_runs_that_agree_by_chance_are_not_taken_for_steady() -> None:
 
 
 def test_equal_times_have_no_spread() -> None:
-    """Tell without dividing by 0 whether a time is the one that never changed."""
+    """Compare constant times without dividing by zero."""
     same, other = (RunRatio(runs=[np.ones(3)] * 3, b=np.full(2, time)) for time in (1.0, 1.5))
     assert pytest.approx((1.0, 0.0), abs=1e-12) == (same.p_value, other.p_value)
     assert pytest.approx((1.5, 1.5)) == (other.interval(0.95).low, other.interval(0.95).high)
 
 
 def test_what_launches_explain_is_no_spread_of_runs() -> None:
-    """Find the runs' own spread, and hardly any where there is none."""
+    """Estimate the variance between runs, and almost none if there is none."""
     generator = np.random.default_rng(3)
 
     def typical(between: float) -> float:
@@ -108,7 +108,7 @@ def test_what_launches_explain_is_no_spread_of_runs() -> None:
 @pytest.mark.parametrize("between", [0.0, 0.01, 0.05])
 @pytest.mark.parametrize("count", [2, 3, 5, 10])
 def test_intervals_cover(count: int, between: float) -> None:
-    """Miss the truth in at most 5 % of cases (7 of so few) from two baselines on, whether runs differ or not."""
+    """Miss the truth in at most 5 % of cases (7 of few) from two baselines on."""
     generator = np.random.default_rng((count, round(1e4 * between)))
     cases = [equal_case(generator, count, between=between) for _ in range(repetitions(400))]
     assert np.mean([misses(compared([case])[0]) for case in cases]) <= 0.07 + slack(0.07, 400)
@@ -117,7 +117,7 @@ def test_intervals_cover(count: int, between: float) -> None:
 @pytest.mark.parametrize("between", [0.0, 0.04])
 @pytest.mark.parametrize("count", [3, 5])
 def test_equal_runs_are_rarely_called_different(count: int, between: float) -> None:
-    """Call anything different in at most 5 % of whole comparisons of 40 equal cases."""
+    """Judge any of 40 equal cases different in at most 5 % of comparisons."""
     generator = np.random.default_rng((count, round(1e4 * between), 1))
     families = [[equal_case(generator, count, between=between) for _ in range(CASES)] for _ in range(repetitions(60))]
     assert np.mean([count_different(compared(family)) > 0 for family in families]) <= 0.05 + slack(0.05, 60)
@@ -125,14 +125,14 @@ def test_equal_runs_are_rarely_called_different(count: int, between: float) -> N
 
 @pytest.mark.parametrize("count", [3, 5])
 def test_equal_runs_of_two_modes_are_rarely_called_different(count: int) -> None:
-    """The same where baselines may agree because most of their launches fell in one mode."""
+    """Judge few equal cases different if launches are bimodal."""
     generator = np.random.default_rng((count, 2))
     families = [[bimodal_case(generator, count) for _ in range(CASES)] for _ in range(repetitions(20))]
     assert 1 >= sum(count_different(compared(family)) > 0 for family in families)
 
 
 def test_a_state_common_to_all_cases_is_rarely_called_different() -> None:
-    """The same where a run is slower or faster as a whole, as a warm machine is."""
+    """Judge few equal cases different if a run is slower as a whole."""
     generator = np.random.default_rng(4)
     different, families = 0, repetitions(60)
     for _ in range(families):
@@ -146,17 +146,17 @@ def test_a_state_common_to_all_cases_is_rarely_called_different() -> None:
 
 
 def test_pooling_the_launches_of_runs_would_be_wrong() -> None:
-    """Call at least a quarter of equal cases different if runs are taken for one: what is to be avoided."""
+    """Pooled launches would judge at least a quarter of equal cases different."""
     generator = np.random.default_rng(5)
     runs = repetitions(30)
     families = [[equal_case(generator, 5, between=0.04) for _ in range(8)] for _ in range(runs)]
-    naive, known = (sum(count_different(compared(f, as_one=one)) for f in families) for one in (True, False))
-    assert naive > 0.25 * runs * 8
-    assert known <= 0.02 * runs * 8
+    pooled, separate = (sum(count_different(compared(f, as_one=as_one)) for f in families) for as_one in (True, False))
+    assert pooled > 0.25 * runs * 8
+    assert separate <= 0.02 * runs * 8
 
 
 def test_runs_of_unlike_size_are_compared() -> None:
-    """Take runs of one launch among others, or only such, and judge at most 5 % (7 of so few) of equal ones wrongly."""
+    """Judge at most 5 % (7 of few) of equal cases wrongly if runs have one launch each."""
     generator = np.random.default_rng(8)
     for counts in ([1, 1, 6], [1, 1, 1, 1, 1, 6], [10, 1, 10, 3, 10], [10, 10, 10, 10, 2]):
         cases = [make_runs(generator, counts, between=0.02, within=0.02) for _ in range(repetitions(300))]
@@ -164,53 +164,53 @@ def test_runs_of_unlike_size_are_compared() -> None:
 
 
 def test_a_slowdown_is_found_against_five_steady_baselines() -> None:
-    """Find a lone slowdown of 15 % among eight cases where runs differ by half a percent."""
+    """Detect a slowdown of 15 % in one of eight cases with 0.5 % spread between runs."""
     generator = np.random.default_rng(6)
-    found = wrong = 0
+    detections = wrong = 0
     for _ in range(40):
         family = [equal_case(generator, 5, between=0.005) for _ in range(8)]
         family[0][-1] = 1.15 * family[0][-1]
         first, *others = compared(family)
-        found += first.verdict is Verdict.SLOWER
+        detections += first.verdict is Verdict.SLOWER
         wrong += count_different(others)
-    assert found >= 38
+    assert detections >= 38
     assert wrong <= 0.05 * 40 * 7
 
 
 @pytest.mark.parametrize("count", [3, 5, 10])
 def test_detectable_is_found_four_times_in_five(count: int) -> None:
-    """Find a lone slowdown of the size called detectable in 60 to 95 % of comparisons."""
+    """Detect a slowdown of the stated detectable size in 60 to 95 % of comparisons."""
     generator = np.random.default_rng((count, 9))
     runs = repetitions(60)
     families = [[equal_case(generator, count, between=0.02) for _ in range(10)] for _ in range(runs)]
-    size = float(np.median([one.detectable for family in families for one in compared(family)]))
-    found = 0
+    size = float(np.median([comparison.detectable for family in families for comparison in compared(family)]))
+    detections = 0
     for family in families:
         family[0][-1] = (1 + size) * family[0][-1]
-        found += compared(family)[0].verdict is Verdict.SLOWER
-    assert 0.6 - slack(0.6, 60) <= found / runs <= 0.95 + slack(0.95, 60)
+        detections += compared(family)[0].verdict is Verdict.SLOWER
+    assert 0.6 - slack(0.6, 60) <= detections / runs <= 0.95 + slack(0.95, 60)
 
 
 def test_what_two_runs_cannot_show_is_not_detectable() -> None:
-    """Claim no number where a slowdown would have to be more than a hundredfold."""
+    """State no detectable difference if it would exceed a hundredfold."""
     generator = np.random.default_rng(10)
     comparisons = compared([equal_case(generator, 2, between=0.05) for _ in range(100)])
-    assert math.inf in {one.detectable for one in comparisons}
-    assert all(one.detectable < 100 or math.isinf(one.detectable) for one in comparisons)
+    assert math.inf in {comparison.detectable for comparison in comparisons}
+    assert all(comparison.detectable < 100 or math.isinf(comparison.detectable) for comparison in comparisons)
 
 
 def test_more_launches_do_not_reduce_the_variance_between_runs() -> None:
-    """Call a case noisy if runs differ by more than its distance to the margin."""
+    """Call a case noisy if the spread between runs exceeds its distance to the margin."""
     generator = np.random.default_rng(11)
     for between, forecast in ((0.05, "noisy"), (0.0, "settles")):
         *runs, b = equal_case(generator, 5, between=between, within=0.03)
-        (one,) = compared([[*runs, 1.05 * b * median_of_runs(runs) / float(np.median(b))]])
-        assert one.further is not None
-        assert forecast == one.further.forecast
+        (comparison,) = compared([[*runs, 1.05 * b * median_of_runs(runs) / float(np.median(b))]])
+        assert comparison.further is not None
+        assert forecast == comparison.further.forecast
 
 
 def test_one_run_is_as_without_runs() -> None:
-    """Change nothing where A is a single run."""
+    """Compare a single baseline as without hierarchy."""
     generator = np.random.default_rng(7)
     pairs = [(np.exp(0.01 * generator.standard_normal(8)), np.exp(0.01 * generator.standard_normal(8)))] * 2
     assert compare_family(pairs) == compare_family(pairs, runs=[[8], [8]])

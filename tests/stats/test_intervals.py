@@ -1,4 +1,4 @@
-"""Tests of Student's t against printed tables and against draws."""
+"""Tests of Student's t against printed tables and simulations."""
 
 import math
 
@@ -32,7 +32,7 @@ def test_quantiles_of_students_t_match_tables(freedom: int, level: float, expect
 
 @pytest.mark.parametrize("freedom", [1, 2, 5, 8])
 def test_quantiles_and_probabilities_invert_each_other(freedom: int) -> None:
-    """Get the level back, however far out, on both sides of 0."""
+    """Invert quantiles by probabilities, also far in both tails."""
     for level in (0.0001, 0.3, 0.95, 0.99999):
         assert pytest.approx(1 - level, rel=1e-6) == student_p(-student_t(level, freedom), freedom)
     assert (1.0, 0.0) == (student_p(0.0, freedom), student_p(math.inf, freedom))
@@ -40,7 +40,7 @@ def test_quantiles_and_probabilities_invert_each_other(freedom: int) -> None:
 
 @pytest.mark.parametrize(("freedom", "level"), [(2, 0.95), (4, 0.995), (9, 0.95)])
 def test_what_is_within_reach_is_found_as_often(freedom: int, level: float) -> None:
-    """Leave 0 out about four times in five."""
+    """Exclude 0 in about four of five draws at the stated distance."""
     generator = np.random.default_rng(freedom)
     off = detectable_effect(level, 0.8, freedom) + generator.standard_normal(20_000)
     spread = np.sqrt(generator.chisquare(freedom, 20_000) / freedom)

@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 
 def covered(interval: Interval | None, truth: float) -> bool:
-    """Return whether the interval exists and holds the truth."""
+    """Return whether the interval exists and contains the truth."""
     return interval is not None and interval.low <= truth <= interval.high
 
 
@@ -46,7 +46,7 @@ def family(samples: Floats) -> list[tuple[Floats, Floats]]:
 
 
 def test_interval_widths() -> None:
-    """Give half the width."""
+    """Return half the width."""
     interval = Interval(low=9.0, high=12.0, level=0.95)
     assert interval.half_width == 1.5
 
@@ -56,13 +56,13 @@ def test_interval_widths() -> None:
     [(6, 1, 6), (7, 1, 7), (10, 2, 9), (20, 6, 15), (30, 10, 21), (50, 18, 32), (71, 27, 45), (100, 40, 61)],
 )
 def test_median_interval_uses_the_published_ranks(n: int, low: int, high: int) -> None:
-    """Take the order statistics of Le Boudec's table, whatever the order of the values."""
+    """Use the order statistics of Le Boudec's table, in any order of values."""
     values = np.random.default_rng(n).permutation(np.arange(1.0, n + 1))
     assert Interval(low=low, high=high, level=0.95) == median_interval(values)
 
 
 def test_median_interval_needs_enough_values() -> None:
-    """Give no interval below 6 values at 95 % and below 8 at 99 %."""
+    """Return no interval below 6 values at 95 % and below 8 at 99 %."""
     assert median_interval([1.0] * 5) is None
     assert median_interval([1.0] * 6) is not None
     assert median_interval([1.0] * 7, level=0.99) is None
@@ -73,7 +73,7 @@ def test_median_interval_needs_enough_values() -> None:
 
 @pytest.mark.parametrize("launches", [6, 10, 20])
 def test_intervals_cover_the_truth_as_often_as_they_claim(launches: int) -> None:
-    """Cover the true median in 92 to 98.5 % of runs (97.9 % is exact for 10 launches), launches differing most."""
+    """Cover the true median in 92 to 98.5 % of runs (97.9 % is exact for 10 launches)."""
     rng = np.random.default_rng(launches)
     runs = 2000
     effects = rng.lognormal(math.log(100.0), 0.05, (runs, launches, 1))
@@ -105,14 +105,14 @@ def test_launch_interval_of_two_launches_by_hand() -> None:
     [(0.8, [3.078, 1.886, 1.638, 1.533, 1.476]), (0.95, [12.706, 4.303, 3.182, 2.776, 2.571]), (0.99, [63.657, 9.925])],
 )
 def test_students_t_is_that_of_tables(level: float, expected: list[float]) -> None:
-    """Agree with the NIST/SEMATECH e-Handbook, 1.3.6.7.2, to the last of its digits."""
+    """Match the NIST/SEMATECH e-Handbook, 1.3.6.7.2, to its last digit."""
     assert expected == [round(student_t(level, freedom), 3) for freedom in range(1, 1 + len(expected))]
     assert [2.228, 1.984] == [round(student_t(0.95, freedom), 3) for freedom in (10, 100)]
 
 
 @pytest.mark.parametrize("level", [0.95, 0.975, 0.9875])
 def test_launch_interval_at_any_level_takes_two_launches(level: float) -> None:
-    """Assume log-normal launches only where order statistics do not reach the level, and cover as often as it says."""
+    """Assume log-normal launches if order statistics cannot reach the level, and keep the coverage."""
     fewest = fewest_launches(level)
     runs = np.random.default_rng(5).lognormal(0, 0.05, (500, fewest))
     assert median_interval(runs[0][: fewest - 1], level) is None
@@ -122,14 +122,14 @@ def test_launch_interval_at_any_level_takes_two_launches(level: float) -> None:
 
 
 def test_launch_interval_without_spread_or_logarithm() -> None:
-    """Give no interval of one launch, nor of a few of which one is not above 0."""
+    """Return no interval for one launch or for non-positive times."""
     assert launch_interval([5.0]) is None
     assert launch_interval([0.0, 5.0]) is None
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6, 40, 499, 500, 1001])
 def test_quantiles_are_numpys_to_the_last_bit(size: int) -> None:
-    """Agree with numpy for few values, which are sorted by Python, and for many."""
+    """Match numpy's quantiles for few and for many values."""
     random = np.random.default_rng(size)
     shares = (0, 0.25, 0.5, 0.75, 0.95, 1)
     for values in (random.lognormal(0, 1, size).tolist(), random.integers(0, 3, size).tolist()):
@@ -138,13 +138,13 @@ def test_quantiles_are_numpys_to_the_last_bit(size: int) -> None:
 
 
 def test_stopping_rule_checkpoints() -> None:
-    """Look again after half as many repetitions more, between floor and maximum."""
+    """Check again after half as many repetitions more, between minimum and maximum."""
     rule = StoppingRule(relative_half_width=0.02, ticks_s=0.0)
     assert [rule.next_checkpoint(n) for n in (0, 6, 30, 45, 4000)] == [6, 9, 45, 68, 5000]
 
 
 def test_stopping_rule_is_satisfied_at_the_target() -> None:
-    """Stop at the target width, not before, and never below the minimum number of repetitions."""
+    """Stop at the target width, never below the minimum number of repetitions."""
     times = np.linspace(0.9, 1.1, 31)
     interval = median_interval(times)
     assert interval is not None
@@ -171,7 +171,7 @@ def test_stopping_rule_refuses_nonsense() -> None:
 
 
 def test_stopping_rule_keeps_its_coverage_while_peeking() -> None:
-    """Cover the true median in at least 91 % of launches although the rule looks again and again."""
+    """Cover the true median in at least 91 % of launches despite repeated checks."""
     rng = np.random.default_rng(5)
     rule = StoppingRule(relative_half_width=0.02, ticks_s=0.0)
     truth = math.exp(statistics.NormalDist(0.0, 0.06).inv_cdf(0.5 / 0.98))
@@ -186,7 +186,7 @@ def test_stopping_rule_keeps_its_coverage_while_peeking() -> None:
 
 
 def test_warmup_of_a_steady_start_is_short() -> None:
-    """Discard little where nothing drifts, but always the first repetition."""
+    """Discard little from steady times, but always the first repetition."""
     rng = np.random.default_rng(1)
     counts = [warmup_count(rng.lognormal(0.0, 0.02, 300)) for _ in range(40)]
     assert None not in counts
@@ -195,7 +195,7 @@ def test_warmup_of_a_steady_start_is_short() -> None:
 
 
 def test_warmup_ends_where_a_slow_start_ends() -> None:
-    """Discard a slow start of 30 repetitions, whole, and hardly more."""
+    """Discard a slow start of 30 repetitions and little more."""
     rng = np.random.default_rng(2)
     for _ in range(20):
         times = rng.lognormal(0.0, 0.01, 200)
@@ -206,7 +206,7 @@ def test_warmup_ends_where_a_slow_start_ends() -> None:
 
 
 def test_warmup_of_a_decaying_start() -> None:
-    """Wait until an exponential decay has all but died out."""
+    """Discard an exponential decay until it is negligible."""
     rng = np.random.default_rng(3)
     decay = 1 + 3 * np.exp(-np.arange(300) / 10)
     counts = [warmup_count(rng.lognormal(0.0, 0.01, 300) * decay) for _ in range(20)]
@@ -214,7 +214,7 @@ def test_warmup_of_a_decaying_start() -> None:
 
 
 def test_warmup_is_unknown_while_times_fall_or_are_few() -> None:
-    """Give no answer while each window is faster than the one before, or before two windows are full."""
+    """Return None while windows get faster, or before two full windows."""
     assert warmup_count(np.geomspace(100.0, 1.0, 100)) is None
     assert warmup_count([1.0] * 40) is None
     assert warmup_count([1.0] * 41) == 1
@@ -235,7 +235,7 @@ def test_warmup_tolerates_clock_ticks() -> None:
 
 @pytest.mark.parametrize(("drift", "expected"), [(0.0, True), (0.03, True), (0.2, False), (-0.2, False)])
 def test_is_steady_sees_drift(drift: float, expected: bool) -> None:
-    """Call a drift of a fifth unsteady, one of 3 % not."""
+    """Call a drift of 20 % unsteady and one of 3 % steady."""
     times = np.linspace(1.0, 1.0 + drift, 90) * np.random.default_rng(1).lognormal(0.0, 0.01, 90)
     assert expected is is_steady(times)
 
@@ -266,14 +266,14 @@ UNIMODAL: dict[str, Callable[[np.random.Generator, tuple[int, int]], Floats]] = 
 @pytest.mark.parametrize("n", [6, 10, 30, 200, 3000])
 @pytest.mark.parametrize("shape", UNIMODAL)
 def test_one_mode_is_not_two(shape: str, n: int) -> None:
-    """Call fewer than 2 % of unimodal samples bimodal, outliers or not."""
+    """Call fewer than 2 % of unimodal samples bimodal, with and without outliers."""
     samples = UNIMODAL[shape](np.random.default_rng(n), (repetitions(full := 1500 if n < 3000 else 200), n))
     assert np.mean([is_bimodal(sample) for sample in samples]) < 0.02 + slack(0.02, full)
 
 
 @pytest.mark.parametrize(("n", "power"), [(10, 0.88), (20, 0.97), (30, 0.99), (200, 1.0), (3000, 1.0)])
 def test_two_modes_are_found(n: int, power: float) -> None:
-    """Find a 60/40 mixture 30 % apart with 2 % noise, order and outliers notwithstanding."""
+    """Detect a 60/40 mixture 30 % apart with 2 % noise, in any order and with outliers."""
     rng = np.random.default_rng(n)
     shape = (500 if n < 3000 else 50, n)
     samples = rng.lognormal(0.0, 0.02, shape) * np.where(rng.random(shape) < 0.4, 1.3, 1.0)
@@ -281,7 +281,7 @@ def test_two_modes_are_found(n: int, power: float) -> None:
 
 
 def test_two_modes_of_six_launches_by_hand() -> None:
-    """Tell 4 + 2 launches in clear modes from 5 + 1 and from modes less than 5 % apart."""
+    """Detect modes of 4 and 2 launches, but not of 5 and 1 or less than 5 % apart."""
     assert is_bimodal([1.00, 1.31, 1.01, 1.00, 1.30, 1.01])
     assert not is_bimodal([1.00, 1.30, 1.01, 1.00, 1.01, 1.01])
     assert not is_bimodal([1.00, 1.04, 1.00, 1.00, 1.04, 1.00])
@@ -306,12 +306,12 @@ def test_two_modes_of_six_launches_by_hand() -> None:
     ],
 )
 def test_mann_whitney_by_hand(a: list[float], b: list[float], expected: float) -> None:
-    """Match values counted by hand, with and without ties, whichever side is smaller."""
+    """Match values counted by hand, with and without ties, in both directions."""
     assert pytest.approx(expected) == rank_test(a, b)
 
 
 def test_mann_whitney_beyond_counting_is_close_to_counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Approximate large samples, ties included, within a tenth of the exact value."""
+    """Approximate large samples with ties within a tenth of the exact value."""
     rng = np.random.default_rng(1)
     a, b = np.round(rng.normal(0.0, 1.0, 20), 1), np.round(rng.normal(0.5, 1.0, 20), 1)
     exact = rank_test(a, b)
@@ -325,7 +325,7 @@ def test_mann_whitney_beyond_counting_is_close_to_counting(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("n", "m"), [(2, 3), (6, 6), (10, 14), (20, 20)])
 def test_rank_tests_without_ties_are_scipys(n: int, m: int) -> None:
-    """Agree with scipy's exact tests, which allow no ties."""
+    """Match scipy's exact tests without ties."""
     rng = np.random.default_rng(n)
     a, b = rng.normal(0.0, 1.0, n), rng.normal(0.7, 1.0, m)
     assert pytest.approx(mannwhitneyu(a, b, method="exact").pvalue, abs=1e-9) == rank_test(a, b)
@@ -348,7 +348,7 @@ def test_signed_rank_by_hand(differences: list[float], expected: float) -> None:
 
 
 def test_benjamini_hochberg_on_the_original_example() -> None:
-    """Reject the four smallest of the fifteen p-values in Benjamini and Hochberg's 1995 paper, in any order."""
+    """Reject the four smallest of 15 p-values in Benjamini and Hochberg's 1995 paper."""
     rejected = [0.0001, 0.0004, 0.0019, 0.0095]
     p = [*rejected, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.324, 0.4262, 0.5719, 0.6528, 0.759, 1.0]
     assert benjamini_hochberg(p, q=0.05) == [True] * 4 + [False] * 11
@@ -356,14 +356,14 @@ def test_benjamini_hochberg_on_the_original_example() -> None:
 
 
 def test_benjamini_hochberg_steps_up() -> None:
-    """Reject all where the largest passes its own step, and nothing of nothing."""
+    """Reject all if the largest passes its step, and none of none."""
     assert benjamini_hochberg([0.04, 0.045, 0.05], q=0.05) == [True, True, True]
     assert benjamini_hochberg([0.04, 0.06], q=0.05) == [False, False]
     assert benjamini_hochberg([]) == []
 
 
 def test_ratio_interval_points_from_a_to_b() -> None:
-    """Give B over A, an interval around it, the same for the same seed."""
+    """Return B over A with an interval, equal for equal seeds."""
     rng = np.random.default_rng(1)
     a, b = rng.lognormal(0.0, 0.01, 10), rng.lognormal(math.log(1.5), 0.01, 10)
     ratio, interval = ratio_interval(a, b, level=0.95, seed=3)
@@ -397,7 +397,7 @@ def test_pairing_removes_shared_drift() -> None:
 
 
 def test_ratio_interval_refuses() -> None:
-    """Refuse one launch a side and pairs that do not match."""
+    """Refuse one launch per side and unequal pairs."""
     with pytest.raises(InputError, match="2 launches a side and got 1"):
         ratio_interval([1.0], [1.0, 2.0], level=0.95, seed=0)
     with pytest.raises(InputError, match="A has 3, B 2"):
@@ -407,7 +407,7 @@ def test_ratio_interval_refuses() -> None:
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("launches", [6, 10])
 def test_equal_runs_get_few_verdicts(launches: int, *, paired: bool) -> None:
-    """Call at most 5 % of the cases of A/A comparisons faster or slower, also with bimodal launches."""
+    """Judge at most 5 % of equal cases faster or slower, also with bimodal launches."""
     rng = np.random.default_rng(launches)
     shape = (6, repetitions(40), 2, launches)
     smooth = rng.lognormal(0.0, 0.04, shape)
@@ -421,7 +421,7 @@ def test_equal_runs_get_few_verdicts(launches: int, *, paired: bool) -> None:
 
 
 def test_a_planted_slowdown_is_found() -> None:
-    """Find nearly every 10 % slowdown among 40 cases of 10 launches with 1 % noise, in the right direction."""
+    """Detect nearly every 10 % slowdown among 40 cases of 10 launches with 1 % noise, and its direction."""
     samples = np.random.default_rng(1).lognormal(0.0, 0.01, (10, 40, 2, 10))
     samples[:, :4, 1] *= 1.1
     samples[:, 4:8, 1] /= 1.1
@@ -435,7 +435,7 @@ def test_a_planted_slowdown_is_found() -> None:
 
 
 def test_selected_cases_get_wider_intervals() -> None:
-    """Give the selected R of m cases the level 1 - q R / m and the others 95 %."""
+    """Widen the intervals of the selected R of m cases to level 1 - q R / m."""
     samples = np.random.default_rng(7).lognormal(0.0, 0.02, (20, 2, 10))
     samples[:2, 1] *= 1.3
     comparisons = compare_family(family(samples))
@@ -445,7 +445,7 @@ def test_selected_cases_get_wider_intervals() -> None:
 
 
 def test_equal_within_the_margin_is_same() -> None:
-    """Call tight equals the same, even where the rank test sees a difference too small to matter."""
+    """Judge tight equal cases the same despite a significant difference below the margin."""
     rng = np.random.default_rng(3)
     a, b = rng.lognormal(0.0, 0.001, (2, 10))
     assert compare_family([(a, b)])[0].verdict == Verdict.SAME
@@ -456,7 +456,7 @@ def test_equal_within_the_margin_is_same() -> None:
 
 
 def test_a_change_across_the_margin_is_inconclusive() -> None:
-    """Neither claim nor deny a difference whose interval straddles the margin."""
+    """Judge a difference whose interval contains the margin inconclusive."""
     a = np.linspace(1.00, 1.02, 10)
     comparison = compare_family([(a, a * 1.02)])[0]
     assert comparison.interval is not None
@@ -465,20 +465,20 @@ def test_a_change_across_the_margin_is_inconclusive() -> None:
 
 
 def test_cases_without_a_spread_are_inconclusive() -> None:
-    """Conclude nothing from one launch, none or a time of 0, and leave the other cases as if those were absent."""
+    """Judge cases with one launch, none or a time of 0 inconclusive, without effect on others."""
     good = ([1.0, 1.01, 1.02, 1.03, 1.04, 1.05], [2.0, 2.01, 2.02, 2.03, 2.04, 2.05])
-    lone, empty, zero, kept = compare_family([([1.0], [2.0, 3.0]), ([], [1.0]), ([0.0, 1.0], [1.0, 2.0]), good])
+    lone, empty, zero, others = compare_family([([1.0], [2.0, 3.0]), ([], [1.0]), ([0.0, 1.0], [1.0, 2.0]), good])
     assert Comparison(ratio=2.5, launches_a=1, launches_b=2) == lone
     assert math.isnan(empty.ratio)
     assert [case.verdict for case in (lone, empty, zero)] == [Verdict.INCONCLUSIVE] * 3
     assert (None, 1.0, math.inf) == (zero.interval, zero.p_value, zero.detectable)
-    assert compare_family([good]) == [kept]
-    assert kept.verdict == Verdict.SLOWER
+    assert compare_family([good]) == [others]
+    assert others.verdict == Verdict.SLOWER
     assert compare_family([]) == []
 
 
 def test_compare_family_refuses() -> None:
-    """Refuse a margin of 100 % and pairs that do not match."""
+    """Refuse a margin of 100 % and unequal pairs."""
     with pytest.raises(InputError, match="margin of 1"):
         compare_family([], margin=1.0)
     with pytest.raises(InputError, match="A has 2, B 3"):
@@ -493,8 +493,8 @@ def test_detectable_is_found_four_times_in_five(launches: int, cases: int) -> No
     sizes = [comparison.detectable for run in equals for comparison in compare_family(family(run))]
     planted = rng.lognormal(0.0, 0.02, (repetitions(200), cases, 2, launches))
     planted[:, 0, 1] *= 1 + np.median(sizes)
-    found = [compare_family(family(run))[0].verdict == Verdict.SLOWER for run in planted]
-    assert 0.65 - slack(0.65, 200) <= np.mean(found) <= 0.95 + slack(0.95, 200)
+    detections = [compare_family(family(run))[0].verdict == Verdict.SLOWER for run in planted]
+    assert 0.65 - slack(0.65, 200) <= np.mean(detections) <= 0.95 + slack(0.95, 200)
 
 
 def test_detectable_shrinks_with_launches_and_grows_with_noise() -> None:

@@ -1,4 +1,4 @@
-"""A made-up tree of /proc, /sys and /etc."""
+"""A simulated tree of /proc, /sys and /etc."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def plant(tmp_path: Path) -> Callable[[Mapping[str, str]], Path]:
-    """Write files below a root and return it."""
+    """Write files below a root directory and return it."""
 
     def write(files: Mapping[str, str]) -> Path:
         for name, text in files.items():

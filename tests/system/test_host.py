@@ -1,4 +1,4 @@
-"""Tests of commbench.system.host, on made-up /proc and /sys trees."""
+"""Tests of commbench.system.host, on simulated /proc and /sys trees."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ def _topology(cpu: int, package: int, core: int) -> dict[str, str]:
 
 
 def test_collect_host_reads_the_tree(plant: Callable[[Mapping[str, str]], Path]) -> None:
-    """Read each condition from where Linux keeps it."""
+    """Read each condition from its Linux file."""
     root = plant(
         {
             "etc/os-release": 'NAME="Some"\nPRETTY_NAME="Some Linux 9"\n',
@@ -71,7 +71,7 @@ def test_collect_host_reads_the_tree(plant: Callable[[Mapping[str, str]], Path])
 
 
 def test_collect_host_survives_an_empty_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """State None or nothing where there is no /proc, no /sys and no GPU library."""
+    """Return None or empty values without /proc, /sys and a GPU library."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     host = collect_host(tmp_path)
     names = ("boot_id", "clock_source", "sockets", "physical_cores", "governor", "turbo", "load_average")
@@ -80,7 +80,7 @@ def test_collect_host_survives_an_empty_tree(tmp_path: Path, monkeypatch: pytest
 
 
 def test_collect_host_of_this_machine_survives_json() -> None:
-    """Give only values that JSON returns unchanged, so that collected and stored hosts compare equal."""
+    """Return values that JSON preserves, so that collected and stored hosts compare equal."""
     host = collect_host()
     assert host == json.loads(json.dumps(host))
     assert isinstance(host["cpus_allowed"], int)
@@ -88,7 +88,7 @@ def test_collect_host_of_this_machine_survives_json() -> None:
 
 
 def test_interfaces_that_are_up_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name interfaces that are up; a speed of 0 means that it is not known."""
+    """List interfaces that are up; treat a speed of 0 as unknown."""
     states = {
         "eth1": SimpleNamespace(isup=True, speed=10000, mtu=9000),
         "eth0": SimpleNamespace(isup=True, speed=0, mtu=1500),
@@ -116,7 +116,7 @@ def test_interfaces_that_are_up_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_is_virtualised(plant: Callable[[Mapping[str, str]], Path], files: dict[str, str], *, expected: bool) -> None:
-    """Believe the x86 CPU flag, and the board where there is no such flag."""
+    """Detect virtual machines by the x86 CPU flag, else by the board."""
     assert expected == is_virtualised(plant(files))
 
 
@@ -129,7 +129,7 @@ def test_is_virtualised(plant: Callable[[Mapping[str, str]], Path], files: dict[
     ],
 )
 def test_cpu_model(plant: Callable[[Mapping[str, str]], Path], cpuinfo: str, expected: str) -> None:
-    """Name the CPU on x86, Arm and POWER."""
+    """Return the CPU model on x86, Arm and POWER."""
     assert expected == cpu_model(plant({"proc/cpuinfo": cpuinfo}))
 
 
@@ -166,12 +166,12 @@ def test_cpu_model(plant: Callable[[Mapping[str, str]], Path], cpuinfo: str, exp
     ],
 )
 def test_cpu_quota(plant: Callable[[Mapping[str, str]], Path], files: dict[str, str], expected: float | None) -> None:
-    """Take the tightest limit of the own group and its parents, in both versions of control groups."""
+    """Return the tightest limit of the own control group and its parents, in versions 1 and 2."""
     assert expected == cpu_quota(plant(files))
 
 
 def test_gpus_come_from_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """List GPUs by NVML, decode old bindings' bytes, and keep a GPU that lacks one field."""
+    """List GPUs by NVML, decode bytes, and keep a GPU with a missing field."""
 
     def no_memory_info(_handle: int) -> None:
         raise RuntimeError
@@ -193,7 +193,7 @@ def test_gpus_come_from_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_gpus_come_from_the_driver_without_nvml(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[Mapping[str, str]], Path]
 ) -> None:
-    """Find GPUs where nvidia-ml-py is not installed."""
+    """List GPUs from the driver if nvidia-ml-py is not installed."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     root = plant(
         {
@@ -206,7 +206,7 @@ def test_gpus_come_from_the_driver_without_nvml(
 
 
 def test_the_module_imports_no_library() -> None:
-    """Keep the import free of everything heavy, so that every process can state its conditions."""
+    """Import no heavy library."""
     heavy = "{'torch', 'mpi4py', 'numba', 'pandas', 'matplotlib'}"
     code = f"import sys, commbench.system.host, commbench.report.advice; print(sorted({heavy} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Tests of asking NVIDIA's management library."""
+"""Tests of calls to NVIDIA's management library."""
 
 import sys
 from types import SimpleNamespace
@@ -9,12 +9,12 @@ from commbench.system.gpus import Nvml
 
 
 def refuse(*_: object) -> None:
-    """Raise as the library does."""
+    """Raise NVML's error."""
     raise RuntimeError("Not Supported")
 
 
 def test_nvml_is_none_without_library_or_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return None in both cases."""
+    """Return None without library and without driver."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert Nvml.start() is None
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(nvmlInit=refuse))
@@ -22,7 +22,7 @@ def test_nvml_is_none_without_library_or_driver(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_it_cannot_tell_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return None for what raises and for what this version lacks, and text for bytes."""
+    """Return None for failing or missing functions, and text for bytes."""
     library = SimpleNamespace(
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 3,

@@ -1,4 +1,4 @@
-"""Tests of the bytes that a process has really sent, with a transfer whose size is known."""
+"""Tests of the bytes that a process sent, with transfers of known size."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="need
 
 @contextmanager
 def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two ends of a TCP connection within this process."""
+    """Return the two ends of a TCP connection within this process."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
@@ -26,13 +26,13 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def drain(end: socket.socket, count: int) -> None:
-    """Receive so many bytes."""
+    """Receive the given number of bytes."""
     while count > 0:
         count -= len(end.recv(1 << 16))
 
 
 def send(near: socket.socket, far: socket.socket, count: int) -> None:
-    """Send so many bytes and wait for their arrival."""
+    """Send the given number of bytes and wait until they arrive."""
     receiver = threading.Thread(target=drain, args=(far, count))
     receiver.start()
     near.sendall(bytes(count))
@@ -41,12 +41,12 @@ def send(near: socket.socket, far: socket.socket, count: int) -> None:
 
 
 def open_descriptors() -> list[str]:
-    """Return what this process has open."""
+    """Return the open file descriptors of this process."""
     return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names only
 
 
 def test_a_transfer_is_counted_to_the_byte() -> None:
-    """See what was sent on one socket, and nothing for what was received on the other."""
+    """Count the bytes sent on one socket, and none for those received on the other."""
     with connected() as (near, far):
         before = traffic.settled_sent_bytes()
         send(near, far, BYTES)
@@ -57,18 +57,18 @@ def test_a_transfer_is_counted_to_the_byte() -> None:
 
 
 def test_both_directions_and_all_sockets_are_added() -> None:
-    """Add up what every socket of this process has sent."""
-    with connected() as one, connected() as other:
+    """Add the sent bytes of all sockets."""
+    with connected() as first, connected() as second:
         before = traffic.settled_sent_bytes() or 0
-        send(*one, 100_000)
-        send(*one[::-1], 200_000)
-        send(*other, 400_000)
+        send(*first, 100_000)
+        send(*first[::-1], 200_000)
+        send(*second, 400_000)
         after = traffic.settled_sent_bytes() or 0
     assert 700_000 == pytest.approx(after - before, rel=0.01)
 
 
 def test_what_is_no_tcp_socket_counts_nothing(tmp_path: os.PathLike[str]) -> None:
-    """Pass over files, pipes, datagrams and sockets within the host."""
+    """Ignore files, pipes, datagrams and Unix sockets."""
     near, far = socket.socketpair()
     reading, writing = os.pipe()
     with (
@@ -78,16 +78,16 @@ def test_what_is_no_tcp_socket_counts_nothing(tmp_path: os.PathLike[str]) -> Non
         open(os.path.join(tmp_path, "file"), "w", encoding="ascii") as file,  # noqa: PTH118, PTH123 - a descriptor
     ):
         near.sendall(bytes(1000))
-        found = [traffic._socket_bytes(end) for end in (near.fileno(), reading, writing, datagrams.fileno())]
-        found.append(traffic._socket_bytes(file.fileno()))
-        assert [None] * 5 == found
+        counted = [traffic._socket_bytes(end) for end in (near.fileno(), reading, writing, datagrams.fileno())]
+        counted.append(traffic._socket_bytes(file.fileno()))
+        assert [None] * 5 == counted
     os.close(reading)
     os.close(writing)
     assert traffic._socket_bytes(writing) is None
 
 
 def test_looking_leaks_no_descriptor_and_closes_none() -> None:
-    """Look often with all kinds of descriptors open, and find the same ones afterwards, still usable."""
+    """Keep all file descriptors open and usable, and leak none."""
     near, far = socket.socketpair()
     reading, writing = os.pipe()
     with near, far, connected() as (left, right):
@@ -103,14 +103,14 @@ def test_looking_leaks_no_descriptor_and_closes_none() -> None:
 
 
 def test_where_the_system_does_not_tell_there_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return None, not zero."""
+    """Return None, not zero, on an unsupported system."""
     monkeypatch.setattr(traffic, "_descriptors", list)
     assert traffic.sent_bytes() is None
     assert traffic.settled_sent_bytes() is None
 
 
 def test_an_old_kernel_gives_no_sent_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read no counter that is missing."""
+    """Return None for a kernel without the counter."""
     with connected() as (near, _):
         assert traffic._socket_bytes(near.fileno()) is not None
         monkeypatch.setattr(traffic, "_TCP_INFO_BYTES", 104)

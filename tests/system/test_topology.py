@@ -1,4 +1,4 @@
-"""Tests of the topology of a host, on a made-up two-socket node with GPUs and on this machine."""
+"""Tests of a host's topology, on a simulated two-socket node with GPUs and on this machine."""
 
 import io
 import json
@@ -56,20 +56,20 @@ NIC Legend:
 
 
 def write(path: Path, text: object) -> None:
-    """Write a file as /sys holds it."""
+    """Write a file as in /sys."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text}\n")
 
 
 def link(path: Path, target: Path) -> None:
-    """Make a symbolic link, as /sys is full of."""
+    """Create a symbolic link as in /sys."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(target)
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """The root of the made-up node."""
+    """Return the root of the simulated node."""
     system = tmp_path / "sys/devices/system"
     for cpu in range(8):
         write(system / f"cpu/cpu{cpu}/topology/physical_package_id", cpu // 4)
@@ -100,7 +100,7 @@ def node(tmp_path: Path) -> Path:
 
 
 def plant_adapter(root: Path, name: str, address: str) -> None:
-    """Make a network interface, and of an RDMA device its port and its interface ``ib...``."""
+    """Create a network interface, and for an RDMA device its port and interface ``ib...``."""
     device = root / "sys/devices" / PCI[address][0] / address
     interface = root / "sys/class/net" / (name if name == "eth0" else f"ib{name[-1]}")
     write(interface / "operstate", "up")
@@ -120,7 +120,7 @@ def plant_adapter(root: Path, name: str, address: str) -> None:
 
 
 class FakeNvml:
-    """NVIDIA's library on a node whose first two GPUs have four links between them."""
+    """NVML on a node whose first two GPUs have four links between them."""
 
     partners: Mapping[int, Mapping[int, str]]
 
@@ -128,26 +128,26 @@ class FakeNvml:
         self.partners = partners
 
     def nvmlInit(self) -> None:  # noqa: N802 - the library's name
-        """Start."""
+        """Initialise."""
 
     def nvmlDeviceGetHandleByPciBusId(self, bus_id: bytes) -> int:  # noqa: N802 - the library's name
-        """Find a GPU."""
+        """Return a GPU."""
         return GPUS.index(bus_id.decode())
 
     def nvmlDeviceGetNvLinkState(self, handle: int, number: int) -> int:  # noqa: N802 - the library's name
-        """Raise where a GPU has no such link."""
+        """Raise if a GPU has no such link."""
         if not self.partners[handle]:
             raise RuntimeError("Not Supported")
         return int(number in self.partners[handle])
 
     def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: int, number: int) -> SimpleNamespace:  # noqa: N802 - as above
-        """Name the other end, its domain in eight digits."""
+        """Return the other end, with its domain in eight digits."""
         return SimpleNamespace(busId=f"0000{self.partners[handle][number]}".upper().encode())
 
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[int, Mapping[int, str]]], None]:
-    """Put the library in place, with the other end of each link of each GPU."""
+    """Install the simulated library, with the remote end of each GPU's links."""
 
     def install(partners: Mapping[int, Mapping[int, str]]) -> None:
         monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(partners))
@@ -157,7 +157,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[int, Mapping[int,
 
 @pytest.fixture(autouse=True)
 def no_nvidia(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Leave out what this machine itself may have of NVIDIA's."""
+    """Hide this machine's own NVIDIA tools."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
@@ -167,7 +167,7 @@ FOUR_LINKS = {0: dict.fromkeys(range(4), GPUS[1]), 1: dict.fromkeys(range(4), GP
 
 @pytest.mark.parametrize("source", ["library", "program"])
 def test_links_are_as_nvidia_smi_shows_them(node: Path, source: str, nvml: Callable[..., None]) -> None:
-    """Agree with its matrix on every pair: PCI paths from /sys, NVLinks from its library or else from itself."""
+    """Match nvidia-smi's matrix: PCI paths from /sys, NVLinks from NVML or nvidia-smi."""
     if source == "library":
         nvml(FOUR_LINKS)
     else:
@@ -183,59 +183,59 @@ def test_links_are_as_nvidia_smi_shows_them(node: Path, source: str, nvml: Calla
 
 
 def test_links_through_switches_join_all_gpus(nvml: Callable[..., None]) -> None:
-    """Count as many links between two GPUs as the one with fewer has to the switches."""
+    """Count the smaller number of switch links of two GPUs."""
     switches = [f"0000:c{i}:00.0" for i in range(2)]
     nvml({gpu: {number: switches[number % 2] for number in range(6 if gpu else 5)} for gpu in range(4)})
-    found = nvlinks(GPUS)
-    assert 4 * 3 == len(found)
-    assert Counter({"NV5": 6, "NV6": 6}) == Counter(found.values())
+    links = nvlinks(GPUS)
+    assert 4 * 3 == len(links)
+    assert Counter({"NV5": 6, "NV6": 6}) == Counter(links.values())
 
 
 def test_without_any_help_there_is_no_nvlink(node: Path) -> None:
-    """Fall back to the PCI path, and ask nobody about a single GPU."""
+    """Fall back to the PCI path, and query nothing for a single GPU."""
     assert "PIX" == collect_topology(node)["links"]["matrix"][0][1]
     assert {} == nvlinks(GPUS[:1])
 
 
 @pytest.mark.parametrize("text", ["", "NVIDIA-SMI has failed because it could not talk to the driver.", "GPU0\tGPU1\n"])
 def test_other_output_is_no_matrix(text: str) -> None:
-    """Read nothing from an error message or a header alone."""
+    """Parse no matrix from an error message or a header alone."""
     assert ([], []) == parse_matrix(text)
 
 
 def test_adapters_may_stand_in_the_header() -> None:
-    """Read older drivers, which name adapters in the header and pad their cells differently."""
+    """Parse the output of older drivers, with adapters in the header and other padding."""
     lines = ["\tGPU0\tGPU1\tmlx5_0\tCPU Affinity", "GPU0\tX\tNV1\tNODE\t0-23", "GPU1\tNV1\tX \tNODE\t0-23"]
     text = "\n".join([*lines, "mlx5_0\tNODE\tNODE\tX", ""])
     assert (["GPU0", "GPU1", "mlx5_0"], ["NV1", "X", "NODE"]) == (parse_matrix(text)[0], parse_matrix(text)[1][1])
 
 
 def test_processors_memory_and_devices_are_read(node: Path) -> None:
-    """Read each thing from where Linux keeps it."""
-    found = collect_topology(node)
-    assert (2, 4, 8) == (found["sockets"], found["cores"], found["threads"])
+    """Read NUMA nodes, CPUs, memory and devices from their Linux files."""
+    topology = collect_topology(node)
+    assert (2, 4, 8) == (topology["sockets"], topology["cores"], topology["threads"])
     assert [(1, "data", 48 << 10, 4, 2), (3, "unified", 32 << 20)] == [
-        tuple(found["caches"][0].values()),
-        tuple(found["caches"][1].values())[:3],
+        tuple(topology["caches"][0].values()),
+        tuple(topology["caches"][1].values())[:3],
     ]
-    assert {"node": 1, "cpus": "4-7", "memory_bytes": 2 << 30, "distances": [21, 10]} == found["numa"][1]
-    assert ["NVIDIA H100"] * 4 == [gpu["name"] for gpu in found["gpus"]]
-    assert (GPUS, [0, 0, 1, 1]) == ([g["pci"] for g in found["gpus"]], [g["numa_node"] for g in found["gpus"]])
-    eth0, ib0, ib1 = found["network"]
+    assert {"node": 1, "cpus": "4-7", "memory_bytes": 2 << 30, "distances": [21, 10]} == topology["numa"][1]
+    assert ["NVIDIA H100"] * 4 == [gpu["name"] for gpu in topology["gpus"]]
+    assert (GPUS, [0, 0, 1, 1]) == ([g["pci"] for g in topology["gpus"]], [g["numa_node"] for g in topology["gpus"]])
+    eth0, ib0, ib1 = topology["network"]
     expected = {"name": "eth0", "state": "up", "speed_Mbps": 25000, "mtu": 1500, "driver": "bnxt_en", "numa_node": 0}
     assert {**expected, "pci": ETHERNET, "emulated": False} == eth0
     assert ("ib0", None, "ib1") == (ib0["name"], ib0["speed_Mbps"], ib1["name"])
     port = {"device": "mlx5_0", "port": "1", "state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)"}
-    assert {**port, "link_layer": "InfiniBand", "numa_node": 0, "pci": RDMA["mlx5_0"]} == found["rdma"][0]
+    assert {**port, "link_layer": "InfiniBand", "numa_node": 0, "pci": RDMA["mlx5_0"]} == topology["rdma"][0]
 
 
 def test_nothing_is_an_error(tmp_path: Path) -> None:
-    """Find nothing below an empty root, and still have something to print."""
-    found = collect_topology(tmp_path)
-    assert {"sockets": None, "cores": None, "threads": None} == {k: found[k] for k in ("sockets", "cores", "threads")}
-    assert not any(found[name] for name in ("caches", "numa", "gpus", "network", "rdma"))
-    assert {"devices": [], "matrix": []} == found["links"]
-    assert "unknown sockets" in printed(found)
+    """Return and print an empty topology below an empty root."""
+    topology = collect_topology(tmp_path)
+    assert [None] * 3 == [topology[name] for name in ("sockets", "cores", "threads")]
+    assert not any(topology[name] for name in ("caches", "numa", "gpus", "network", "rdma"))
+    assert {"devices": [], "matrix": []} == topology["links"]
+    assert "unknown sockets" in printed(topology)
 
 
 @pytest.mark.parametrize(
@@ -244,18 +244,18 @@ def test_nothing_is_an_error(tmp_path: Path) -> None:
 def test_an_emulated_host_shows_the_rate_that_is_shaped(
     tmp_path: Path, slow: dict[str, Any], expected: float | None
 ) -> None:
-    """Show this host's own rate instead of what the virtual driver claims, and say that it is emulated."""
+    """Report the shaped rate of an emulated host, marked as emulated."""
     write(tmp_path / "sys/class/net/eth0/speed", 10000)
     write(tmp_path / "sys/class/net/eth0/operstate", "up")
     write(tmp_path / "sys/class/net/lo/operstate", "unknown")
     write(tmp_path / "proc/sys/kernel/hostname", "host3")
-    found = collect_topology(tmp_path, {"hosts": 4, "rate": "200mbit", **slow})
-    assert [("eth0", expected, True)] == [(p["name"], p["speed_Mbps"], p["emulated"]) for p in found["network"]]
-    assert "eth0 is emulated" in topology_remarks(found)[-1]
+    topology = collect_topology(tmp_path, {"hosts": 4, "rate": "200mbit", **slow})
+    assert [("eth0", expected, True)] == [(p["name"], p["speed_Mbps"], p["emulated"]) for p in topology["network"]]
+    assert "eth0 is emulated" in topology_remarks(topology)[-1]
 
 
 def test_cpus_lie_on_nodes(node: Path) -> None:
-    """Read Linux' lists of CPUs, and find the nodes of some."""
+    """Parse Linux lists of CPUs, and return the NUMA nodes of CPUs."""
     assert ([0, 1, 2, 8], []) == (cpu_list("0-2,8"), cpu_list(""))
     numa = collect_topology(node)["numa"]
     assert [[0], [0, 1], []] == [nodes_of(cpus, numa) for cpus in ([1], [3, 4], [99])]
@@ -265,7 +265,7 @@ def test_cpus_lie_on_nodes(node: Path) -> None:
 
 
 def printed(topology: Mapping[str, Any], cpus: tuple[int, ...] = ()) -> str:
-    """What a person sees, on one wide line a row."""
+    """Return the printed text, one wide line per row."""
     console = Console(file=io.StringIO(), width=150)
     for part in render_topology("n0", topology, cpus):
         console.print(part)
@@ -273,12 +273,12 @@ def printed(topology: Mapping[str, Any], cpus: tuple[int, ...] = ()) -> str:
 
 
 def test_gpus_far_from_every_adapter_are_named(node: Path) -> None:
-    """Name the GPUs of the second socket, go by adapters that are up, and say nothing where all are near."""
-    found = collect_topology(node)
-    (remark,) = topology_remarks(found, [0])
+    """Name GPUs on a socket without an active adapter, and nothing otherwise."""
+    topology = collect_topology(node)
+    (remark,) = topology_remarks(topology, [0])
     assert remark.startswith("GPU2, GPU3 and mlx5_0 are on different NUMA nodes (SYS)")
     near = {"devices": ["GPU0", "mlx5_0"], "matrix": [["X", "PIX"], ["PIX", "X"]]}
-    assert [] == topology_remarks({**found, "links": near}, [0])
+    assert [] == topology_remarks({**topology, "links": near}, [0])
 
 
 @pytest.mark.parametrize(
@@ -286,20 +286,20 @@ def test_gpus_far_from_every_adapter_are_named(node: Path) -> None:
     [([0, 1], ""), ([0, 4], "may run on NUMA nodes 0, 1"), ([5], "bound to NUMA node 1, mlx5_0 to node 0"), ([], "")],
 )
 def test_a_process_far_from_the_adapter_is_reported(node: Path, cpus: list[int], expected: str) -> None:
-    """Report a process that may move between nodes or is bound to another node."""
-    told = [remark for remark in topology_remarks(collect_topology(node), cpus) if "process" in remark]
-    assert bool(expected) == bool(told)
-    assert all(expected in remark for remark in told)
+    """Report a process not bound to a node or bound to another than the adapter's."""
+    remarks = [remark for remark in topology_remarks(collect_topology(node), cpus) if "process" in remark]
+    assert bool(expected) == bool(remarks)
+    assert all(expected in remark for remark in remarks)
 
 
 def test_a_node_without_memory_is_reported(node: Path) -> None:
-    """Name the node."""
+    """Report a NUMA node without memory."""
     write(node / "sys/devices/system/node/node1/meminfo", "Node 1 MemTotal:       0 kB")
     assert any("NUMA node 1 has no memory" in remark for remark in topology_remarks(collect_topology(node)))
 
 
 def test_tables_show_devices_by_node(node: Path, nvml: Callable[..., None]) -> None:
-    """Print nodes with their devices and CPUs, interfaces, ports and the matrix."""
+    """Print nodes with devices and CPUs, interfaces, ports and the link matrix."""
     nvml(FOUR_LINKS)
     lines = [line.split() for line in printed(collect_topology(node), (4, 5)).splitlines()]
     assert ["0", "0-3", "1", "GiB", "GPU0,", "GPU1", "mlx5_0,", "mlx5_1,", "eth0,", "ib0,", "ib1"] in lines
@@ -310,7 +310,7 @@ def test_tables_show_devices_by_node(node: Path, nvml: Callable[..., None]) -> N
 
 
 def test_ranks_are_shown_on_their_nodes(node: Path) -> None:
-    """Show the ranks of a run in place of this process."""
+    """Print the ranks of a run instead of this process."""
     ranks = [{"rank": 0, "numa_nodes": [0]}, {"rank": 1, "numa_nodes": [1]}, {"rank": 2, "numa_nodes": [1]}]
     text = printed({**collect_topology(node), "ranks": ranks})
     assert "ranks" in text
@@ -321,18 +321,18 @@ def test_ranks_are_shown_on_their_nodes(node: Path) -> None:
 
 
 def test_this_machine_has_a_topology() -> None:
-    """Print it as JSON: CPUs, and remarks that are those of the tables."""
+    """Print this machine's topology as JSON, with the remarks of the tables."""
     command = [sys.executable, "-m", "commbench", "env", "--topology", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    found = json.loads(done.stdout)
-    assert found["topology"]["threads"] >= 1
-    assert found["host"]
-    assert isinstance(found["remarks"], list)
+    output = json.loads(done.stdout)
+    assert output["topology"]["threads"] >= 1
+    assert output["host"]
+    assert isinstance(output["remarks"], list)
 
 
 @pytest.mark.lab
 def test_an_emulated_host_shows_its_link(monkeypatch: pytest.MonkeyPatch, forked_python: str) -> None:
-    """Show a host's own interface at the rate asked for, flagged."""
+    """Print a lab host's own interface at its shaped rate."""
     monkeypatch.undo()
     command = [forked_python, "-m", "commbench", "lab", "run", "--hosts", "2", "--rate", "200mbit", "--"]
     command += [forked_python, "-m", "commbench", "env", "--topology", "--json"]
@@ -345,34 +345,34 @@ def test_an_emulated_host_shows_its_link(monkeypatch: pytest.MonkeyPatch, forked
 def test_nvml_reports_the_links_of_each_gpu(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Record PCIe, NVLink and peer access of each GPU."""
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS))
-    found = collect_topology(node)
+    topology = collect_topology(node)
     ports = {"sm_clock_max_MHz": 1980, "pcie_generation": 1, "pcie_generation_max": 5}
     ports |= {"pcie_width": 16, "pcie_width_max": 16, "nvlink_version": "4.0"}
-    first, *_, last = found["gpus"]
+    first, *_, last = topology["gpus"]
     assert ports == {name: first[name] for name in ports}
     assert {**ports, "nvlink_version": None} == {name: last[name] for name in ports}
-    assert "NV1" == found["links"]["matrix"][0][1]
-    assert ["X", "ok", "topology not supported", "topology not supported"] == found["peer_access"][0]
+    assert "NV1" == topology["links"]["matrix"][0][1]
+    assert ["X", "ok", "topology not supported", "topology not supported"] == topology["peer_access"][0]
 
 
 def test_without_nvml_links_are_empty(node: Path) -> None:
-    """Leave out the facts that only NVML has."""
-    found = collect_topology(node)
+    """Omit the facts that only NVML provides."""
+    topology = collect_topology(node)
     unknown = ("sm_clock_max_MHz", "pcie_generation", "pcie_width", "nvlink_version")
-    assert {None} == {gpu[name] for gpu in found["gpus"] for name in unknown}
-    assert [] == found["peer_access"]
+    assert {None} == {gpu[name] for gpu in topology["gpus"] for name in unknown}
+    assert [] == topology["peer_access"]
 
 
 def test_gpus_come_from_nvml_if_linux_shows_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name GPUs, addresses and paths if /sys has no PCI devices."""
+    """Read GPUs, addresses and paths from NVML if /sys has no PCI devices."""
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS, lost=GPUS[3:]))
-    found = collect_topology(tmp_path)
-    assert (GPUS[:3], {"NVIDIA H100"}) == ([g["pci"] for g in found["gpus"]], {g["name"] for g in found["gpus"]})
-    assert [["X", "NV1", "SYS"], ["NV1", "X", "SYS"], ["SYS", "SYS", "X"]] == found["links"]["matrix"]
+    topology = collect_topology(tmp_path)
+    assert (GPUS[:3], {"NVIDIA H100"}) == ([g["pci"] for g in topology["gpus"]], {g["name"] for g in topology["gpus"]})
+    assert [["X", "NV1", "SYS"], ["NV1", "X", "SYS"], ["SYS", "SYS", "X"]] == topology["links"]["matrix"]
 
 
 def test_nvml_reports_the_paths_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out pairs that NVML does not report."""
+    """Omit pairs that NVML does not report."""
     assert {} == pci_links(GPUS)
     monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(GPUS[:3]))
     assert {(0, 1): "PIX", (1, 0): "PIX"} == {pair: link for pair, link in pci_links(GPUS[:3]).items() if 2 not in pair}
@@ -381,6 +381,6 @@ def test_nvml_reports_the_paths_between_gpus(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_last_cache_is_the_one_of_the_highest_level(node: Path, tmp_path: Path) -> None:
-    """Take the size of one of them; nothing where none is known."""
+    """Return the size of one last-level cache, or None if unknown."""
     assert 32 << 20 == last_level_cache_bytes(node)
     assert 0 == last_level_cache_bytes(tmp_path / "empty")

@@ -1,4 +1,4 @@
-"""Tests of commbench.system.variables: the allow-list, and secrets."""
+"""Tests of commbench.system.variables: the allow-list, and protection of secrets."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from commbench.system.variables import REDACTED, relevant_variables
 
 @st.composite
 def _secret_names(draw: st.DrawFn) -> str:
-    """Build an allowed name with a secret-looking part somewhere, in any mix of cases."""
+    """Draw an allowed name with a secret-looking part, in any case."""
     allowed = draw(st.sampled_from([*variables._ALLOWED_PREFIXES, *variables._ALLOWED_NAMES]))
     secrets = ["secret", "token", "password", "passwd", "credential", "private", "auth", "session", "_key", "cookie"]
     secret = draw(st.sampled_from(secrets))
@@ -43,7 +43,7 @@ def _secret_names(draw: st.DrawFn) -> str:
     ],
 )
 def test_relevant_variables_keep_settings(name: str) -> None:
-    """Keep what changes a timing."""
+    """Keep variables that affect timing."""
     assert {name: "1"} == relevant_variables({name: "1"})
 
 
@@ -64,7 +64,7 @@ def test_relevant_variables_keep_settings(name: str) -> None:
     ],
 )
 def test_relevant_variables_drop_the_rest(name: str) -> None:
-    """Drop what is not on the list, what a rank is told about itself, and secrets."""
+    """Drop unlisted variables, a rank's own identity, and secrets."""
     assert relevant_variables({name: "1"}) == {}
 
 
@@ -102,5 +102,5 @@ def test_relevant_variables_redact_passwords_in_urls(
     ],
 )
 def test_relevant_variables_values(value: str, expected: str) -> None:
-    """Leave ordinary values alone and hide those that hand over a secret."""
+    """Keep ordinary values and hide those that contain a secret."""
     assert {"NCCL_X": expected} == relevant_variables({"NCCL_X": value})

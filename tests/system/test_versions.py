@@ -10,7 +10,7 @@ from commbench.system.software import collect_versions, git_commit
 
 
 def test_collect_versions_lists_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """List relevant packages with normalised names, the first on the path, and skip broken ones."""
+    """List relevant packages by normalised name, first on the path, without broken ones."""
 
     def distribution(name: str | None, version: str) -> SimpleNamespace:
         return SimpleNamespace(metadata={"Name": name}, version=version)
@@ -38,7 +38,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def test_git_commit(tmp_path: Path) -> None:
-    """Give the commit, mark changed files, and give none where nothing of the folder is tracked."""
+    """Return the commit, mark changed files, and return nothing for an untracked directory."""
     assert git_commit(tmp_path) is None
     _git(tmp_path, "init", "-q")
     file, inner = tmp_path / "tracked", tmp_path / "untracked"
@@ -56,6 +56,6 @@ def test_git_commit(tmp_path: Path) -> None:
 
 
 def test_git_commit_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give none where there is no git."""
+    """Return nothing without git."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_commit(Path(__file__).parents[1]) is None
