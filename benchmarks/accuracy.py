@@ -171,7 +171,7 @@ def load_library(path: Path) -> ctypes.CDLL:
     """
     from mpi4py import MPI
 
-    from commbench.engine.timing.native import address_of
+    from commbench.engine.timing.loops import address_of
 
     library = ctypes.CDLL(str(path))
     library.address_of_allreduce.restype = ctypes.c_ssize_t

@@ -23,11 +23,21 @@ def task(
     launch: int = 0,
     most_blocks: int = 1000,
     backend: str = "gloo",
+    free_bytes: int | None = None,
     **terms: Any,
 ) -> dict[str, Any]:
-    """Return what the script is to train in one launch; the backend may be ``stand-in``, which stands for a GPU."""
+    """Return what the script is to train in one launch; the backend may be ``stand-in``, which stands for a GPU.
+
+    ``free_bytes``: the free memory that the device reports; None: the true one.
+    """
     fields = [dataclasses.asdict(each) for each in cases.values()]
-    known = {"cases": fields, "launch": launch, "most_blocks": most_blocks, "backend": backend}
+    known = {
+        "cases": fields,
+        "launch": launch,
+        "most_blocks": most_blocks,
+        "backend": backend,
+        "free_bytes": free_bytes,
+    }
     return {**known, "terms": {"block_s": 0.02, **terms}}
 
 

@@ -128,10 +128,6 @@ class FakeCommunicator(Communicator):
         """Return a loop that draws its timestamps."""
         return FakeTimer(self, Synchroniser(self._control, plan), progress)
 
-    def null_calls(self) -> list[Call]:
-        """Return a call that takes no scripted time."""
-        return [FakeCall(run=_nothing, what="null", call_bytes=-1)]
-
     def allocate(self, dtype: DataType, count: int) -> FakeBuffer:
         """See `Communicator.allocate`."""
         return FakeBuffer(count, dtype.itemsize)

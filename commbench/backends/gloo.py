@@ -93,7 +93,7 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
         """Return the Python loop."""
         return PythonTimer(Synchroniser(self._control, plan, patient=True), progress)
 
-    def null_calls(self) -> list[Call]:
+    def local_calls(self) -> list[Call]:
         """Return dist.all_reduce of 8 bytes in a group of one."""
         tensor = torch.zeros(1, dtype=torch.float64)
         return [Call(run=lambda: dist.all_reduce(tensor, group=self._self_group))]

@@ -19,8 +19,8 @@ from commbench.collectives.patterns import Group
 from commbench.collectives.primitives import Ends
 from commbench.engine.communicator import HostBuffer, HostCommunicator
 from commbench.engine.control import gather_everywhere
-from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer
-from commbench.engine.timing.native import METHODS, NativeTimer, SyncCalls, address_of
+from commbench.engine.timing.loops import Call, Progress, PythonTimer, Timer, address_of
+from commbench.engine.timing.native import METHODS, NativeTimer, SyncCalls
 from commbench.engine.timing.sync import Synchroniser, SyncPlan
 from commbench.errors import UnsupportedError
 
@@ -137,14 +137,6 @@ class MpiCommunicator(HostCommunicator):
         """Free the communicator and its parts."""
         super().close()
         self._comm.Free()
-
-    def null_calls(self) -> list[Call]:
-        """Return MPI_Allreduce of 8 bytes on MPI_COMM_SELF."""
-        buffer = self.allocate(DTYPES["float64"], 1)
-        spec = [buffer.memory, 1, MPI.DOUBLE]
-        arguments = (int(MPI.IN_PLACE), buffer.address, 1, _c_handle(MPI.DOUBLE), _c_handle(MPI.SUM))
-        row = self._c_call("MPI_Allreduce", *arguments, _c_handle(MPI.COMM_SELF))
-        return [Call(run=lambda: MPI.COMM_SELF.Allreduce(MPI.IN_PLACE, spec), rows=[row])]
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:
         """Return 0 for reduce_scatter: in place, MPI leaves its result at the start of the buffer."""

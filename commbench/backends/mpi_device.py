@@ -83,10 +83,6 @@ class DeviceMpiCommunicator(CupyMemory):
         """Return the carrier's loop on the host: an operation has ended when MPI's function has returned."""
         return self._carrier.timer(self.loops[0] if loop == "auto" else loop, plan, progress)
 
-    def null_calls(self) -> list[Call]:
-        """Return the carrier's calls."""
-        return self._carrier.null_calls()
-
     def result_offset(self, operation: Operation, shape: Shape) -> int:
         """Return the carrier's offset."""
         return self._carrier.result_offset(operation, shape)

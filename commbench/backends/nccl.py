@@ -83,7 +83,6 @@ class NcclCommunicator(NcclBase, CupyMemory):
         if not members:
             identity = control.broadcast(nccl.get_unique_id() if control.rank == 0 else None)
         self._comm = self._join(identity)
-        self._self_comm: Any = None
         self._by_algorithm: dict[str, NcclCommunicator] = {}
         self._algorithms: dict[str, str] = {}
         self._failed = False
@@ -142,14 +141,6 @@ class NcclCommunicator(NcclBase, CupyMemory):
         with super().watched(replayed=replayed), _named_errors():
             yield
 
-    def null_calls(self) -> list[Call]:
-        """Return ncclAllReduce of 8 bytes on one rank, out of place, as in place NCCL does nothing."""
-        if self._self_comm is None:
-            self._self_comm = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
-        send, receive = (self.allocate(DTYPES["float64"], 1) for _ in range(2))
-        ends = (send.address, receive.address, 1, _CODES["float64"], nccl.NCCL_SUM, self._stream.ptr)
-        return [Call(run=partial(self._self_comm.allReduce, *ends), keep=(send, receive))]
-
     def _split(self, groups: Sequence[Group]) -> NcclCommunicator | None:
         """Make a communicator for each group; the first rank of a group shares the identity.
 
@@ -174,9 +165,7 @@ class NcclCommunicator(NcclBase, CupyMemory):
         super().close()
         self.complete()
         gc.collect()  # since 2.26 NCCL waits for the graphs that hold its operations, maybe for ever
-        for communicator in (self._comm, self._self_comm):
-            if communicator is not None:
-                communicator.destroy()
+        self._comm.destroy()
         LOG.remove()
 
     def empty(self) -> DeviceBuffer:

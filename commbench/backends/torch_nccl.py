@@ -16,7 +16,6 @@ from commbench.backends.nccl_library import LOG, NcclBase, loaded_version, varia
 from commbench.backends.torch_calls import (
     Tensors,
     TorchCommunicator,
-    all_gather_single,
     as_tensor,
     find_gpus,
     pci_address,
@@ -102,7 +101,6 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         with variables_set(choice.variables):
             self._group = group or self._new_group(list(self._members))
             self._connect()
-        self._self_group: dist.ProcessGroup | None = None
 
     @classmethod
     def connect(cls, control: Control, launch: int = 0) -> TorchNcclCommunicator:  # noqa: ARG003 - the fake alone draws by launch
@@ -224,21 +222,10 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         self.complete()
         gc.collect()  # graphs that hold operations of a group must be freed before the group
         self._release()
-        for group in (self._group, self._self_group):
-            if group is not None:
-                dist.destroy_process_group(group)
+        dist.destroy_process_group(self._group)
         if self._is_whole:
             LOG.remove()
             leave_world(self._control)
-
-    def null_calls(self) -> list[Call]:
-        """Return an all-gather of 8 bytes in a group of one; all_reduce is in place, where NCCL does nothing."""
-        if self._self_group is None:
-            rank = self._control.rank
-            self._self_group = dist.new_group([rank], TIMEOUT, self.carrier, use_local_synchronization=True)
-        group = self._self_group
-        own, out = (torch.zeros(1, dtype=torch.float64, device=self._torch_device) for _ in range(2))
-        return [Call(run=lambda: all_gather_single(out, own, group=group, async_op=True).wait())]
 
     # Buffers
 

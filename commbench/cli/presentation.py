@@ -18,7 +18,14 @@ from commbench.report.advice import advise_run
 from commbench.report.matrix import conclude, render_matrices
 from commbench.report.model import conclude_model
 from commbench.report.state import origins, result_files, time_spent, undecided, unfinished
-from commbench.report.table import render_growths, render_overheads, render_overlap, render_table, warnings_for
+from commbench.report.table import (
+    precision_of,
+    render_growths,
+    render_overheads,
+    render_overlap,
+    render_table,
+    warnings_for,
+)
 from commbench.report.text_formats import STYLES, render
 from commbench.report.training import render_cost, render_predictions, render_recommendation, render_training
 from commbench.results import Run
@@ -92,6 +99,8 @@ def _print_collectives(run_: Run, console: Console) -> None:
         console.print(render_overheads(added))
     for part in render_matrices(run_.matrices, straggler_findings(run_)):
         console.print(part)
+    if sentence := precision_of(run_.rows, run_.info):
+        console.print(sentence, markup=False)
     for warning in warnings_for(run_.rows, run_.info):
         console.print(f"! {warning}", markup=False)
     for sentence in (conclude(straggler_findings(run_)), conclude_model(network_model(run_))):

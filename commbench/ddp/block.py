@@ -1,4 +1,4 @@
-"""One block on one rank: train a configuration for some steps from the launch's initial weights, and measure it."""
+"""Training of a configuration on one rank, from the launch's initial weights, in one block of steps or several."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ class BlockSamples:
     times: NDArray[np.float64]
     """Shape (steps, 4): forward, backward, optimiser, whole step."""
     losses: list[float]
-    """Of every step; empty if the workload's loss has no meaning."""
+    """Of each of the first `BlockContext.steps` steps made so far; empty if the workload's loss has no meaning."""
     metrics: list[tuple[int, float]]
+    """Of the same steps."""
     watched: list[list[BucketTimes]]
     """The buckets of each step, relative to the begin of its last backward pass; empty without DDP."""
     sent_bytes: float | None
@@ -65,7 +66,7 @@ class BlockSamples:
     bucket_tensors: list[int]
     """Number of parameters in each bucket."""
     digest: int
-    """Checksum of the parameters after the last step."""
+    """Checksum of the parameters after the last step; 0 before the last block of a training."""
     skipped: int
     grad_rel_error: float | None
     peak_memory_bytes: int | None
@@ -84,7 +85,7 @@ class BlockSamples:
 
 @dataclass(kw_only=True)
 class BlockContext:
-    """The conditions of a block: ranks, device, the workload with its initial weights, and the number of steps."""
+    """The conditions of a training: ranks, device, the workload with its initial weights, and the number of steps."""
 
     progress: Progress
     group: dist.ProcessGroup
@@ -95,16 +96,19 @@ class BlockContext:
     """Its model holds the initial weights on the device; blocks train copies."""
     seed: int
     steps: int
+    """Steps of a whole training; more may be made, without losses and metrics."""
     deep: bool
     """Whether to make extra passes for the gradient's error, and for bucket times without a hook."""
     device: Device = field(default_factory=Device)
     meter: EnergyMeter | None = None
     """This rank's energy counters; None if energy is not measured."""
+    is_alone: bool = True
+    """Whether no other training is kept in memory meanwhile."""
 
     @property
     def early_steps(self) -> int:
-        """Untimed steps: `EARLY_STEPS`, or the steps in which DDP waits for the device, if at most half of all."""
-        return max(EARLY_STEPS, min(self.device.unsteady_steps, self.steps // 2))
+        """Untimed steps at the beginning."""
+        return early_steps_of(self.device, self.steps)
 
     def barrier(self) -> None:
         """Wait, without using a core, until all training ranks and their devices have arrived."""
@@ -112,25 +116,9 @@ class BlockContext:
         dist.barrier(self.control_group)
 
 
-def run_block(case: TrainingCase, context: BlockContext) -> BlockSamples:
-    """Train ``case`` for ``context.steps`` steps, all ranks of the group together.
-
-    Raises:
-        UnsupportedError: this torch lacks something that the case needs.
-        InputError: the hook returned something that DDP cannot use, on all ranks.
-    """
-    _reset_process(context)
-    training = _Training(case, context)
-    try:
-        with without_collector():
-            return training.run()
-    except Exception as error:
-        failure = training.hook.failure if training.hook else None
-        if isinstance(failure, InputError) and failure is not error:
-            raise failure from error  # DDP only says that a callback failed
-        raise
-    finally:
-        training.close()
+def early_steps_of(device: Device, steps: int) -> int:
+    """Return the untimed steps: `EARLY_STEPS`, or those in which DDP waits for the device, if at most half of all."""
+    return max(EARLY_STEPS, min(device.unsteady_steps, steps // 2))
 
 
 def _reset_process(context: BlockContext) -> None:
@@ -143,10 +131,29 @@ def _reset_process(context: BlockContext) -> None:
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is what other code uses
 
 
-class _Training:
-    """A model under one configuration, with its optimiser, scaler and hook."""
+_RandomState = tuple[tuple[torch.Tensor, ...], Any, Any]
+
+
+def _random_state(device: Device) -> _RandomState:
+    """Return the state of all random generators that training and data may use."""
+    return device.random_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - as above
+
+
+def _set_random_state(device: Device, state: _RandomState) -> None:
+    device.set_random_state(state[0])
+    random.setstate(state[1])
+    np.random.set_state(state[2])  # noqa: NPY002 - as above
+
+
+class Training:
+    """A model under one configuration, with its optimiser, scaler and hook; all ranks of the group make it together.
+
+    Raises:
+        UnsupportedError: this torch lacks something that the case needs.
+    """
 
     def __init__(self, case: TrainingCase, context: BlockContext) -> None:
+        _reset_process(context)
         self.case = case
         self.context = context
         self.inner = copy.deepcopy(context.workload.model)
@@ -162,6 +169,11 @@ class _Training:
         self.log = StepLog(is_serial=context.device.is_serial)
         self.one = torch.ones((), device=context.device.torch_device)
         self.skipped = torch.zeros((), device=context.device.torch_device)
+        self.made = 0
+        """Steps so far, but for the extra passes."""
+        self.losses: list[torch.Tensor] = []
+        self.metrics: list[tuple[int, float]] = []
+        self._random_state = _random_state(context.device)
 
     def _hook(self) -> Hook | None:
         if not self.case.uses_ddp:
@@ -180,42 +192,57 @@ class _Training:
             self.hook.observer = None
             self.hook.close()
 
-    def run(self) -> BlockSamples:
-        """Make and time all steps of the block; then the extra passes."""
+    def run_block(self, steps: int, *, is_last: bool = True) -> BlockSamples:
+        """Make and time the next steps; after the last block the extra passes. Other trainings may run in between.
+
+        Raises:
+            InputError: the hook returned something that DDP cannot use, on all ranks.
+        """
+        _set_random_state(self.context.device, self._random_state)
+        try:
+            with without_collector():
+                return self._run_block(steps, is_last=is_last)
+        except Exception as error:
+            failure = self.hook.failure if self.hook else None
+            if isinstance(failure, InputError) and failure is not error:
+                raise failure from error  # DDP only says that a callback failed
+            raise
+        finally:
+            self._random_state = _random_state(self.context.device)
+
+    def _run_block(self, steps: int, *, is_last: bool) -> BlockSamples:
         context, case = self.context, self.case
-        losses: list[torch.Tensor] = []
-        metrics: list[tuple[int, float]] = []
-        every = max(1, context.steps // EVALUATIONS)
+        early_steps = context.device.settling_steps if self.made else context.early_steps
         started, sent_before = time.monotonic(), None
         meter, metered_from = context.meter or EnergyMeter(), started
         energy_before: Readings = {}
         clock_before: Reading | None = None
+        skipped_before = int(self.skipped)
+        self.log = StepLog(is_serial=context.device.is_serial)
         context.barrier()
-        for step in range(context.steps):
-            if step == context.early_steps:
+        for step in range(steps):
+            if step == early_steps:
                 context.device.wait()
                 clock_before, sent_before = context.device.read_clock(), self._sent()  # ends with a barrier
                 energy_before, metered_from = meter.read(), time.monotonic()
-            losses.append(self._step())
-            if (step + 1) % every == 0 or step + 1 == context.steps:
-                metrics += self._evaluate(step + 1)
+            self._note(self._step())
         context.device.wait()
         seconds = time.monotonic() - started
         energy, metered_s = meter.joules_since(energy_before), time.monotonic() - metered_from
         clock_after = context.device.read_clock()
         self.log.finish()
-        sent = _difference(sent_before, self._sent(), context.steps - context.early_steps)
-        digest = _digest(self.inner) if case.uses_ddp else 0
+        sent = _difference(sent_before, self._sent(), steps - early_steps)
+        digest = _digest(self.inner) if case.uses_ddp and is_last else 0
         # Read before the extra passes, which are not part of the training.
         times, watched = np.array(self.log.seconds), self.log.buckets
-        skipped, peak = int(self.skipped), context.device.peak_memory_bytes()
+        skipped, peak = int(self.skipped) - skipped_before, context.device.peak_memory_bytes()
         error = self._gradient_error() if context.deep and case.uses_ddp else None
         if context.deep and case.uses_ddp and self.hook is None:
             watched = self._watch()
         return BlockSamples(
             times=times,
-            losses=[float(loss) for loss in losses] if case.uses_ddp and context.workload.steps else [],
-            metrics=metrics,
+            losses=[float(loss) for loss in self.losses] if case.uses_ddp and context.workload.steps else [],
+            metrics=list(self.metrics),
             watched=watched,
             sent_bytes=sent,
             expected_bytes=self._expected_bytes(),
@@ -224,14 +251,24 @@ class _Training:
             digest=digest,
             skipped=skipped,
             grad_rel_error=error,
-            peak_memory_bytes=peak,
+            peak_memory_bytes=peak if context.is_alone else None,
             parameters=sum(p.numel() for p in self.inner.parameters() if p.requires_grad),
-            early_steps=context.early_steps,
+            early_steps=early_steps,
             energy_J=energy if context.meter else None,
             metered_s=metered_s,
             clocks=(clock_before, clock_after) if clock_before and clock_after else None,
             seconds=seconds,
         )
+
+    def _note(self, loss: torch.Tensor) -> None:
+        """Count a step; keep its loss and the metric after it as long as the whole training lasts."""
+        self.made += 1
+        whole = self.context.steps
+        if self.made > whole:
+            return
+        self.losses.append(loss)
+        if self.made % max(1, whole // EVALUATIONS) == 0 or self.made == whole:
+            self.metrics += self._evaluate(self.made)
 
     # One step
 

@@ -15,6 +15,7 @@ from commbench.ddp.local_step import moved_by
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.gpu_clocks import GpuClocks, Reading
 from commbench.hooks.step_clock import Clock, event_clock, host_clock
+from commbench.system.host import available_memory_bytes
 from commbench.system.process import peak_memory_bytes, reset_peak_memory, settled_sent_bytes
 
 
@@ -31,6 +32,8 @@ class Device:
     """Whether a process group runs one collective after the other, see `commbench.ddp.step_times.serialised`."""
     unsteady_steps = 0
     """Steps of a new model in which DDP makes the host wait for the device."""
+    settling_steps = 0
+    """Untimed steps of a training that goes on after another one."""
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
@@ -63,6 +66,10 @@ class Device:
         """Return the peak since the reset in bytes; None if the system does not report it."""
         return peak_memory_bytes()
 
+    def free_bytes(self) -> int:
+        """Return the free memory of the device in bytes; 0 if unknown."""
+        return available_memory_bytes() or 0
+
     def sent_bytes(self) -> int | None:
         """Return the bytes that this rank has sent so far; None if they cannot be counted."""
         return settled_sent_bytes()
@@ -92,6 +99,7 @@ class Gpu(Device):
 
     backend = "nccl"
     is_serial = True
+    settling_steps = 1  # the host queues a step while the GPU makes the one before
     unsteady_steps = 11  # DDP times its first 10 steps with events, and reads a step's events when the next begins
 
     def __init__(
@@ -145,6 +153,10 @@ class Gpu(Device):
     def peak_memory_bytes(self) -> int | None:
         """Return the most memory that torch had allocated on the GPU, in bytes."""
         return int(self._cuda.max_memory_allocated(self._number))
+
+    def free_bytes(self) -> int:
+        """See `Device.free_bytes`."""
+        return int(self._cuda.mem_get_info(self._number)[0])
 
     def sent_bytes(self) -> int | None:
         """Return None: bytes over NVLink or RDMA are not counted."""

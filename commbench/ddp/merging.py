@@ -34,6 +34,7 @@ def merge(
     workload: Workload,
     *,
     meter: RunMeter | None = None,
+    block_steps: int = 0,
     **fields: Any,  # noqa: ANN401 - fields of the record
 ) -> TrainingRecord:
     """Return the record of a configuration in a launch.
@@ -43,6 +44,7 @@ def merge(
         blocks: for each block the samples of every training rank, by rank.
         workload: the workload that was trained.
         meter: the energy counters of this rank; None: energy was not measured.
+        block_steps: steps of a block before it was divided; 0: blocks were not divided.
         fields: further fields of the record.
     """
     slowest = [np.max([rank.times for rank in ranks], axis=0) for ranks in blocks]
@@ -53,6 +55,7 @@ def merge(
         1e3 * float(np.median(together[:, part])) for part in (_FORWARD, _BACKWARD, _OPTIMIZER)
     )
     first = blocks[0]
+    longest = max(blocks, key=lambda ranks: len(ranks[0].losses) or len(ranks[0].metrics))
     everyone = [rank for ranks in blocks for rank in ranks]
     buckets, totals = _bucket_times(blocks)
     clocks = clocks_between(rank.clocks for rank in everyone if rank.clocks)
@@ -61,7 +64,8 @@ def merge(
         case=case,
         step_ms=(1e3 * together[:, _STEP]).round(6).tolist(),
         block_lengths=[len(times) for times in timed],
-        block_steps=len(slowest[0]),
+        block_steps=block_steps or len(slowest[0]),
+        total_steps=sum(map(len, slowest)),
         discarded=max(early),
         parameters=first[0].parameters,
         forward_ms=forward,
@@ -73,10 +77,10 @@ def merge(
         sent_bytes=_mean([rank.sent_bytes for rank in everyone]),
         expected_bytes=_mean([rank.expected_bytes for rank in everyone]),
         dense_bytes=ring_bytes(FLOAT32_BYTES * first[0].parameters, case.world_size) if case.uses_ddp else None,
-        losses=np.mean([rank.losses for rank in first], axis=0).tolist() if first[0].losses else [],
-        metric_name=workload.metric if first[0].metrics else "",
-        metrics=first[0].metrics,
-        target=workload.target if first[0].metrics else None,
+        losses=np.mean([rank.losses for rank in longest], axis=0).tolist() if longest[0].losses else [],
+        metric_name=workload.metric if longest[0].metrics else "",
+        metrics=longest[0].metrics,
+        target=workload.target if longest[0].metrics else None,
         grad_rel_error=next((rank.grad_rel_error for rank in everyone if rank.grad_rel_error is not None), None),
         ranks_agree=agree,
         skipped_steps=sum(ranks[0].skipped for ranks in blocks),

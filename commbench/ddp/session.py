@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
 from collections import Counter
@@ -12,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from commbench.backends.torch_control import TIMEOUT, join_world, unpinned
-from commbench.ddp.block import EARLY_STEPS, BlockContext, BlockSamples, run_block
+from commbench.ddp.block import EARLY_STEPS, BlockContext, BlockSamples, Training, early_steps_of
 from commbench.ddp.devices import Device
 from commbench.ddp.merging import merge
-from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingCase, schedule
+from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingCase, schedule, short_blocks
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import Workload
 from commbench.ddp.workloads import load_workload
@@ -32,6 +33,10 @@ from commbench.system.host import usable_cpus
 #: Timed steps of the trial that sets the number of steps of all blocks; bounds of that number.
 TRIAL_STEPS = 2
 FEWEST_STEPS, MOST_STEPS = 3, 2000
+#: Memory of a training in copies of its parameters: weights, gradients, buckets, two of the optimiser, one of a hook.
+TRAINING_COPIES = 6
+#: The share of the free memory that trainings may take which are kept between their blocks.
+FREE_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +76,23 @@ def train_launch(cases: Sequence[TrainingCase], terms: Terms, rank: TrainingRank
     Returns:
         False if time ran out before the last block.
     """
-    order = schedule(cases, terms.seed, launch, terms.blocks, watches_drift=terms.watches_drift)
-    left = Counter(order)
     session = _Session(terms, launch, rank, paces=_find_baseline(cases))
-    for case in cases:  # before a case's timeout runs: a person's workload may read much data
-        session.build(case)
-    compile_hooks(cases, rank.device.torch_device)
+    with contextlib.closing(session):
+        for case in cases:  # before a case's timeout runs: a person's workload may read much data
+            session.build(case)
+        session.divide_blocks(cases)
+        blocks = len(session.short_blocks) or terms.blocks
+        order = schedule(cases, terms.seed, launch, blocks, watches_drift=terms.watches_drift)
+        compile_hooks(cases, rank.device.torch_device)
+        return _train_blocks(cases, order, session, duty)
+
+
+def _train_blocks(cases: Sequence[TrainingCase], order: Sequence[int], session: _Session, duty: Duty) -> bool:
+    """Train the blocks in that order of cases; return False if time ran out before the last one."""
+    left = Counter(order)
     for index in order:
         if not left[index]:
-            continue  # the case has failed, or the baseline has no blocks left
+            continue  # the case has failed
         if duty.is_out_of_time():
             return False
         duty.begin(index)
@@ -164,6 +177,28 @@ class _Session:
         self._groups: dict[int, _Groups] = {}
         self._built: dict[tuple[str, int, int], _Built] = {}
         self._blocks: dict[str, list[list[BlockSamples]]] = {}
+        self.short_blocks: Sequence[int] = ()
+        """Steps of each block of a training that is kept between its blocks; empty: each block is a training."""
+        self._kept: dict[str, Training] = {}
+
+    def divide_blocks(self, cases: Sequence[TrainingCase]) -> None:
+        """Divide the blocks into short ones if so planned and if the trainings of all cases fit into memory."""
+        if not (self.terms.divides_blocks and self.steps):
+            return
+        parameters = sum(
+            p.numel() * p.element_size() for case in cases for p in self.build(case).workload.model.parameters()
+        )
+        sharing = self.device.ranks_per_gpu or len(_cpus_here(self.control))
+        has_room = sharing * TRAINING_COPIES * parameters <= FREE_SHARE * self.device.free_bytes()
+        if all(gather_everywhere(self.control, has_room)):
+            early = early_steps_of(self.device, self.steps)
+            lengths = short_blocks(self.terms.blocks * self.steps, early=early, settling=self.device.settling_steps)
+            self.short_blocks = lengths if len(lengths) > self.terms.blocks else ()
+
+    def close(self) -> None:
+        """Close the trainings whose last block was not made."""
+        while self._kept:
+            self._kept.popitem()[1].close()
 
     def block(self, case: TrainingCase, *, last: bool) -> _Outcome:
         """Train a block. An error that all ranks raise fails only this case; any other ends the launch."""
@@ -176,10 +211,13 @@ class _Session:
         steps = self.steps or EARLY_STEPS + FEWEST_STEPS
         blocks = self._blocks.setdefault(case.key, [])
         deep = self.launch == 0 and last and case.phase != CONFIRM
-        samples, refusal = self._try(case, built, steps, deep=deep)
+        length = self.short_blocks[len(blocks)] if self.short_blocks else steps
+        samples, refusal = self._try(case, built, steps, length, deep=deep, last=last)
         refused = next((r for r in gather_everywhere(self.control, refusal) if r is not None), None)
         gathered = self.control.gather(samples)
         if refused:
+            if case.key in self._kept:
+                self._kept.pop(case.key).close()
             record = TrainingRecord(case=case, launch=self.launch, seed=self.seed, device=self.device.name)
             return _Outcome(is_last=True, record=without_result(record, *refused) if gathered is not None else None)
         if gathered is None:
@@ -189,9 +227,12 @@ class _Session:
         return _Outcome(is_last=last, record=self._record(case, built, blocks) if last else None)
 
     def _try(
-        self, case: TrainingCase, built: _Built, steps: int, *, deep: bool
+        self, case: TrainingCase, built: _Built, steps: int, length: int, *, deep: bool, last: bool
     ) -> tuple[BlockSamples | None, tuple[Status, Reason] | None]:
-        """Return a block's samples (None on a rank that does not train), or the status and reason of a refusal."""
+        """Return a block's samples (None on a rank that does not train), or the status and reason of a refusal.
+
+        ``steps`` are those of a training, ``length`` those of this block.
+        """
         samples: BlockSamples | None = None
         refusal: tuple[Status, Reason] | None = None
         if self.control.rank < case.world_size:
@@ -205,13 +246,22 @@ class _Session:
                 deep=deep,
                 device=self.device,
                 meter=self.meter.own if self.meter.covers(case.backend) else None,
+                is_alone=not self.short_blocks,
             )
+            is_kept = bool(self.short_blocks) and not last
+            training = self._kept.pop(case.key, None)
             try:
-                samples = run_block(case, context)
+                training = training or Training(case, context)
+                samples = training.run_block(length, is_last=not is_kept)
             except UnsupportedError as error:
                 refusal = ("unsupported", error.reason)
             except InputError as error:
                 refusal = ("failed", Reason.of(error))
+            finally:
+                if training and is_kept and samples:
+                    self._kept[case.key] = training
+                elif training:
+                    training.close()
         self.control.barrier(patient=True)  # idle ranks must not use a core
         return samples, refusal
 
@@ -221,6 +271,7 @@ class _Session:
             blocks,
             built.workload,
             meter=self.meter,
+            block_steps=self.steps or 0 if self.short_blocks else 0,
             launch=self.launch,
             seed=self.seed,
             threads_per_rank=self.threads,
@@ -259,7 +310,8 @@ class _Session:
 
     def _find_steps(self, case: TrainingCase, built: _Built) -> int | None:
         """Return the number of steps of a case that fill a block, from a short trial; None if the trial fails."""
-        samples, refusal = self._try(case, built, EARLY_STEPS + TRIAL_STEPS, deep=False)
+        trial = EARLY_STEPS + TRIAL_STEPS
+        samples, refusal = self._try(case, built, trial, trial, deep=False, last=True)
         if any(gather_everywhere(self.control, refusal)):
             return None
         own_s = statistics.median(samples.times[samples.early_steps :, -1].tolist()) if samples else 0.0
@@ -270,7 +322,12 @@ class _Session:
 
 def _fair_threads(control: Control) -> int:
     """Return this machine's usable CPUs divided by its ranks."""
+    cpus_here = _cpus_here(control)
+    return max(1, len(set().union(*cpus_here)) // len(cpus_here))
+
+
+def _cpus_here(control: Control) -> list[Collection[int]]:
+    """Return the usable CPUs of each rank on this machine."""
     machine = clock_domain().partition("/")[0]
     gathered = gather_everywhere(control, (machine, usable_cpus()))
-    cpus_here = [usable for name, usable in gathered if name == machine]
-    return max(1, len(set().union(*cpus_here)) // len(cpus_here))
+    return [usable for name, usable in gathered if name == machine]

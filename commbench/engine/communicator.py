@@ -84,9 +84,9 @@ class Communicator(Primitives[Any, Call]):
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
         """Return a new timed loop: one of ``loops``, or ``auto`` for the best."""
 
-    @abstractmethod
-    def null_calls(self) -> list[Call]:
-        """Return an 8-byte call on one rank that still enters the library: an operation without communication."""
+    def local_calls(self) -> list[Call]:
+        """Return an 8-byte operation on one rank through a framework; empty if calls go to the library directly."""
+        return []
 
     @abstractmethod
     def allocate(self, dtype: DataType, count: int) -> Any:  # noqa: ANN401 - a backend's own buffer type

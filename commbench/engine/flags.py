@@ -14,8 +14,8 @@ Severity = Literal["high", "medium", "low"]
 #: Placeholders in warnings and remedies that depend on the run's budget.
 _DEFAULTS = {"target": "the budget's target", "more_launches": "use more launches"}
 _SEPARATOR = ";"
-#: The contents of ``harness_us``, in words: no single part is known to be the cause.
-OVERHEAD = "overhead of the timed loop and of the framework's call"
+#: The contents of ``harness_us``, in words.
+OVERHEAD = "time of commbench's loop around an empty call"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,8 @@ class Flag:
     priority: int = 0
     """Position among the flags of a report's first screen, 1 first; 0 for low severity."""
     is_training_only: bool = False
+    is_noise: bool = False
+    """Whether it reports noise of the machine: several of these are one warning."""
 
     @property
     def description(self) -> str:
@@ -83,6 +85,7 @@ FLAGS: Mapping[str, Flag] = {
             warning="have an interval wider than {target} either way",
             severity="medium",
             priority=14,
+            is_noise=True,
         ),
         Flag(
             name="bimodal",
@@ -91,6 +94,7 @@ FLAGS: Mapping[str, Flag] = {
             brief="times are bimodal within a launch",
             severity="medium",
             priority=15,
+            is_noise=True,
         ),
         Flag(
             name="bimodal_launches",
@@ -99,6 +103,7 @@ FLAGS: Mapping[str, Flag] = {
             brief="launches are bimodal",
             severity="medium",
             priority=11,
+            is_noise=True,
         ),
         Flag(
             name="unsteady",
@@ -107,6 +112,7 @@ FLAGS: Mapping[str, Flag] = {
             brief="times drifted within launches",
             severity="medium",
             priority=16,
+            is_noise=True,
         ),
         Flag(
             name="oversubscribed",
@@ -122,6 +128,7 @@ FLAGS: Mapping[str, Flag] = {
             brief="more than a fifth of the repetitions started late and were dropped",
             severity="medium",
             priority=17,
+            is_noise=True,
         ),
         Flag(
             name="clock",
@@ -204,6 +211,7 @@ FLAGS: Mapping[str, Flag] = {
             severity="medium",
             priority=12,
             is_training_only=True,
+            is_noise=True,
         ),
         Flag(
             name="ranks_differ",
@@ -230,6 +238,8 @@ FLAGS: Mapping[str, Flag] = {
     )
 }
 
+#: The flag whose remedy is that of all noise.
+NOISE = FLAGS["ci_wide"]
 #: The order of each flag in a CSV cell.
 _POSITIONS = {name: position for position, name in enumerate(FLAGS)}
 

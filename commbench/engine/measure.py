@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -140,7 +140,6 @@ class Measurement:
             lasting_s = max(session.budget.energy_s, session.meter.least_s)
             at_once = replace(sampler, timer=session.timer(replace(self.case, sync="none"), communicator))
             _, repetition_J = session.with_energy(lambda: at_once.repeat_for(lasting_s, calls.batch))  # noqa: N806 - a unit
-        overhead_us = round(session.overhead_us(self.case, communicator, settled.batch), 4)
         rotated_bytes = prepared.rotation * self.case.message_bytes
         in_cache = self.case.buffers == "rotated" and rotated_bytes <= session.cache_bytes(communicator)
         self._first = replace(
@@ -148,7 +147,7 @@ class Measurement:
             wrong=checked.wrong,
             warmups=settled.warmups,
             batch=settled.batch,
-            harness_us=overhead_us,
+            **asdict(session.overhead(self.case, communicator, settled.batch)),
             flags=raised_flags({"in_cache": in_cache}),
         )
         self._checked = checked
@@ -264,7 +263,7 @@ def _measure_matrix(
         wrong=sampler.wrong,
         warmups=settled.warmups,
         batch=settled.batch,
-        harness_us=round(session.overhead_us(record.case, communicator, settled.batch), 4),
+        **asdict(session.overhead(record.case, communicator, settled.batch)),
         transport=communicator.transport(),
         late_discarded=sampler.late,
         measuring_s=round(stopwatch.measuring_s, 6),

@@ -223,6 +223,7 @@ class Record:
     library: str = ""
     transport: str = ""
     harness_us: float | None = None
+    framework_us: float | None = None
     algorithm: str = ""
     overlap: Overlap | None = None
     """Of non-blocking collectives only."""
@@ -422,6 +423,9 @@ class Row:
     busbw_GBps: float | None = column("algbw times nccl-tests' factor")  # noqa: N815 - a unit
     wrong: int | None = column("wrong elements found")
     harness_us: float | None = column(f"{OVERHEAD}, per operation; never subtracted")
+    framework_us: float | None = column(
+        "what torch adds to a call: 8-byte all_reduce of one rank, less harness_us; empty without torch or with events"
+    )
     algorithm_requested: str = column("algorithm asked for", "")
     algorithm: str = column("algorithm that ran", "")
     energy_J: float | None = column("energy of one operation, of what energy_of in samples.jsonl names")  # noqa: N815 - a unit

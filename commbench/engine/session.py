@@ -15,9 +15,8 @@ from commbench.engine.communicator import Communicator
 from commbench.engine.control import Control, gather_everywhere
 from commbench.engine.energy import RunMeter
 from commbench.engine.gpu_clocks import GpuClocks, Reading
-from commbench.engine.setup import GRAPH_OPERATIONS
 from commbench.engine.timing.clocks import GlobalClock, is_close
-from commbench.engine.timing.loops import Progress, Timer
+from commbench.engine.timing.loops import Call, Progress, Timer, empty_call
 from commbench.engine.timing.sync import SyncPlan, choose_method
 from commbench.errors import UnsupportedError
 from commbench.stats import StoppingRule
@@ -27,6 +26,16 @@ from commbench.system.clock import timer_tick_s
 OVERHEAD_REPETITIONS = 100
 
 WorkT = TypeVar("WorkT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overhead:
+    """What is in the time of an operation besides the library's work, in us."""
+
+    harness_us: float
+    """The timed loop around an empty call."""
+    framework_us: float | None
+    """What a framework's call adds to it on one rank, where nothing is communicated; None without a framework."""
 
 
 @dataclass
@@ -53,7 +62,7 @@ class Session:
     _caches: dict[str, int] = field(default_factory=dict)
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)
     _readings: dict[str, float] = field(default_factory=dict)
-    _overheads: dict[tuple[str, str, str, int], float] = field(default_factory=dict)
+    _overheads: dict[tuple[str, str, str, int], Overhead] = field(default_factory=dict)
 
     @cached_property
     def rule(self) -> StoppingRule:
@@ -135,22 +144,27 @@ class Session:
         if not self.clock.is_shared and self.control.broadcast_int(self.clock.is_stale()):
             self.clock.refresh()
 
-    def overhead_us(self, case: Case, communicator: Communicator, batch: int) -> float:
-        """Return the overhead per operation: the median time of the same loop around a single-rank operation, in us.
+    def overhead(self, case: Case, communicator: Communicator, batch: int) -> Overhead:
+        """Measure the loop around an empty call, and around a call of the framework on one rank.
 
         A loop on the host needs no other ranks for that. A loop of events does, because only a common start hides the
-        host's time.
+        host's time; the framework's call is not timed there.
         """
         key = (case.backend, case.loop, case.mode, batch)
         if key not in self._overheads:
             timer = self.timer(case, communicator)
+            local = []
             if timer.name != "event":
                 timer = communicator.timer(case.loop, SyncPlan(method="none"), self.progress)
-            calls, times = communicator.null_calls(), batch
-            if case.graph:
-                timer.run(calls, 1, 1)  # before it is captured
-                calls, times = [communicator.capture(calls * GRAPH_OPERATIONS)], max(1, batch // GRAPH_OPERATIONS)
-            timer.run(calls, 10, times)
-            repeated = timer.run(calls, OVERHEAD_REPETITIONS, times)
-            self._overheads[key] = float(np.median(repeated.end_ns - repeated.start_ns)) / batch / 1e3
+                local = communicator.local_calls()
+            harness_us = _median_us(timer, [empty_call()], batch)
+            framework_us = round(max(0.0, _median_us(timer, local, batch) - harness_us), 4) if local else None
+            self._overheads[key] = Overhead(harness_us=round(harness_us, 4), framework_us=framework_us)
         return self._overheads[key]
+
+
+def _median_us(timer: Timer, calls: Sequence[Call], batch: int) -> float:
+    """Return the median time of the calls, per call of a batch."""
+    timer.run(calls, 10, batch)
+    repeated = timer.run(calls, OVERHEAD_REPETITIONS, batch)
+    return float(np.median(repeated.end_ns - repeated.start_ns)) / batch / 1e3

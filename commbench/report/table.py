@@ -6,7 +6,8 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -15,7 +16,7 @@ from rich.text import Text
 from commbench.analysis.scaling import Growth, order_of
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import pattern_order
-from commbench.engine.flags import FLAGS, split_flags
+from commbench.engine.flags import FLAGS, NOISE, join_flags, split_flags
 from commbench.engine.records import OverlapRow, Row
 from commbench.errors import shared_cause
 from commbench.report.columns import (
@@ -35,6 +36,7 @@ from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_g
 from commbench.results.info import RunInfo, measures_interconnect
 from commbench.results.overhead import Overhead
 from commbench.results.tables import rows_by
+from commbench.stats import median
 from commbench.stats.budgets import BUDGETS
 from commbench.units import counted, format_size
 
@@ -47,6 +49,7 @@ _DETAILS: tuple[tuple[str, ...], ...] = (
 )
 
 Columns = dict[str, list[Row]]
+FlaggedT = TypeVar("FlaggedT", bound=Flagged)
 
 
 #: Most tables, and most rows in each: longer output is not read.
@@ -68,6 +71,7 @@ def render_table(rows: Sequence[Row], *, width: int, hosts: Sequence[str] = ()) 
     """
     if not rows:
         return Text("Nothing has been measured yet.")
+    rows = without_shared_flags(rows)
     groups = [list(group) for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)]
     shown = [group[:MOST_ROWS] for group in groups[:MOST_TABLES]]
     left = len(rows) - sum(map(len, shown))
@@ -259,6 +263,18 @@ def marks_of(row: Flagged) -> str:
     return "".join(flag.mark for flag in split_flags(row.flags))
 
 
+def without_shared_flags(rows: Sequence[FlaggedT]) -> list[FlaggedT]:
+    """Return rows without the flags that all of them have: a warning below the table states these once."""
+    names = [{flag.name for flag in split_flags(row.flags)} for row in rows]
+    shared = set.intersection(*names) if len(rows) > 1 else set()
+    if not shared:
+        return list(rows)
+    return [
+        replace(row, flags=join_flags(own - shared))  # type: ignore[type-var]  # rows are dataclasses
+        for row, own in zip(rows, names, strict=True)
+    ]
+
+
 def legend(rows: Sequence[Flagged]) -> list[RenderableType]:
     """The marks in use, in one line."""
     used = {flag.name for row in rows for flag in split_flags(row.flags)}
@@ -266,7 +282,26 @@ def legend(rows: Sequence[Flagged]) -> list[RenderableType]:
     return [Text("\nmarks: " + ", ".join(explained), style="yellow")] if explained else []
 
 
-# ----------------------------------------------------------------------------------------------------- warnings
+# ---------------------------------------------------------------------------------------- precision and warnings
+
+
+def precision_of(rows: Iterable[Row], info: RunInfo) -> str:
+    """Return how many rows of each backend have an interval within the target, with the median half-width.
+
+    Empty without intervals.
+    """
+    target = float(info.get("relative_half_width") or BUDGETS["quick"].relative_half_width)
+    widths: dict[str, list[float]] = {}
+    for row in rows:
+        if row.status == "ok" and row.time_us and row.time_us_ci_low is not None and row.time_us_ci_high is not None:
+            half_width = (row.time_us_ci_high - row.time_us_ci_low) / 2 / row.time_us
+            widths.setdefault(row.backend, []).append(half_width)
+    parts = [
+        f"{backend} {sum(width <= target for width in of_backend)} of {counted(len(of_backend), 'row')} "
+        f"(median {100 * median(of_backend):.2g} %)"
+        for backend, of_backend in widths.items()
+    ]
+    return f"Intervals within {100 * target:g} % either way: {', '.join(parts)}." if parts else ""
 
 
 class Things(NamedTuple):
@@ -294,6 +329,8 @@ def warnings_for(rows: Sequence[Flagged], info: RunInfo, *, things: Things = ROW
 class Warned(NamedTuple):
     """A warning about rows."""
 
+    priority: int
+    """Its rank on a first screen, the lowest first; failures -1."""
     rows: str
     """The number of rows and the noun."""
     observation: str
@@ -304,21 +341,35 @@ class Warned(NamedTuple):
     @property
     def text(self) -> str:
         """The whole sentence."""
-        return f"{self.rows} {self.observation}{f': {self.remedy}' if self.remedy else ''}"
+        sentence = f"{self.rows} {self.observation}{f': {self.remedy}' if self.remedy else ''}"
+        return f"{sentence[:1].upper()}{sentence[1:]}"
 
 
 def warned(rows: Sequence[Flagged], info: RunInfo, *, things: Things) -> list[Warned]:
-    """As `warnings_for`, in parts: failures first, then one part for each flag."""
-    counts = Counter(flag.name for row in rows for flag in split_flags(row.flags))
+    """As `warnings_for`, in parts: failures, then one part for each flag; several flags of noise have one part."""
+    flags_by_row = [split_flags(row.flags) for row in rows]
+    counts = Counter(flag.name for flags in flags_by_row for flag in flags)
     target = info.get("relative_half_width")
     values = {"more_launches": _more_launches(info)}
     values |= {"target": f"{100 * float(target):g} %"} if target else {}
+    noises = [flag for name, flag in FLAGS.items() if counts[name] and flag.is_noise]
+    noise = []
+    if len(noises) > 1:
+        noisy = sum(any(flag.is_noise for flag in flags) for flags in flags_by_row)
+        observation = f"are noisy ({', '.join(f'{counts[flag.name]} {flag.name}' for flag in noises)})"
+        priority = min(flag.priority for flag in noises)
+        noise = [Warned(priority, _count(noisy, len(rows), things), observation, NOISE.remedy_with(**values))]
     flagged = (
-        Warned(_count(counts[name], len(rows), things), flag.warning_with(**values), flag.remedy_with(**values))
+        Warned(
+            flag.priority,
+            _count(counts[name], len(rows), things),
+            flag.warning_with(**values),
+            flag.remedy_with(**values),
+        )
         for name, flag in FLAGS.items()
-        if counts[name]
+        if counts[name] and not (noise and flag.is_noise)
     )
-    return [*_failed(rows, len(rows), things), *flagged]
+    return [*_failed(rows, len(rows), things), *flagged, *noise]
 
 
 def budget_of(info: RunInfo) -> str | None:
@@ -330,6 +381,8 @@ def budget_of(info: RunInfo) -> str | None:
 
 
 def _count(count: int, rows: int, things: Things = ROWS) -> str:
+    if count == rows > 1:
+        return f"all {rows} {things.several}"
     return f"{count} of {rows} {things.one if rows == 1 else things.several}"
 
 
@@ -341,7 +394,7 @@ def failures(rows: Sequence[Flagged], total: int) -> list[str]:
 def _failed(rows: Sequence[Flagged], total: int, things: Things) -> list[Warned]:
     by_status = rows_by(rows, lambda row: row.status)
     return [
-        Warned(_count(len(by_status[status]), total, things), f"{text}{_example(by_status[status])}")
+        Warned(-1, _count(len(by_status[status]), total, things), f"{text}{_example(by_status[status])}")
         for status, text in _STATUS.items()
         if status in by_status
     ]

@@ -16,7 +16,7 @@ from commbench.engine.flags import has_flag
 from commbench.hooks.registry import hook_words
 from commbench.report.columns import Cell, Column, FittedTable, number, printed, tabulate, tone_of, verdict_cell
 from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
-from commbench.report.table import failures, legend, marks_of, reasons, warnings_for
+from commbench.report.table import failures, legend, marks_of, reasons, warnings_for, without_shared_flags
 from commbench.results import DDP, PREDICTIONS, Run
 from commbench.results.info import Launch, is_live
 from commbench.results.recommendation import Choice, Recommendation, paragraph, setting_of, snippets
@@ -35,6 +35,7 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
     rows = run.training_rows
     if not rows:
         return [Text("Nothing has been trained yet.")]
+    rows = without_shared_flags(rows)
     parts: list[RenderableType] = []
     for group in trained_together(rows):
         shown = sorted(group, key=lambda row: -(row.samples_per_s or 0.0)) if by_speed else group

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from commbench.collectives.cases import Case, shuffled
 from commbench.ddp.plan.cases import Terms, TrainingCase
+from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.matrix import time_slices
 from commbench.engine.records import FixedSettings
 from commbench.engine.visits import settings_after
@@ -188,7 +189,14 @@ def slice_seconds(request: RunRequest, records: Iterable[AnyRecord]) -> float | 
     made = [r for r in training_records(records) if r.status == "ok" and r.block_steps and r.measuring_s]
     if not made:
         return None
-    return request.training.blocks * statistics.fmean(r.measuring_s / max(1, len(r.block_lengths)) for r in made)
+    return request.training.blocks * statistics.fmean(r.measuring_s / whole_blocks(r) for r in made)
+
+
+def whole_blocks(record: TrainingRecord) -> float:
+    """Return the blocks of a record before they were divided into short ones."""
+    if record.total_steps and record.block_steps:
+        return record.total_steps / record.block_steps
+    return max(1, len(record.block_lengths))
 
 
 def plan_launch(

@@ -346,6 +346,7 @@ def _with_times(row: Row, timed: Sequence[Record]) -> Row:
         time_us_rank_mean=_median_of_medians(r.rank_mean_us for r in timed),
         skew_us=_median_of_medians(r.skew_us for r in timed),
         harness_us=_median_of_medians([r.harness_us] for r in timed if r.harness_us is not None),
+        framework_us=_median_of_medians([r.framework_us] for r in timed if r.framework_us is not None),
         energy_J=metered(timed)[0],
     )
 

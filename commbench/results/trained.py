@@ -16,6 +16,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.info import RunInfo
 from commbench.results.summary import Outcome, last_outcome, records_by_case
 from commbench.stats import Interval
+from commbench.stats.components import FEWEST_VISITS
 
 #: A loss is the mean over the last tenth of the steps.
 LOSS_WINDOW = 10
@@ -123,20 +124,25 @@ def speedup_of(configuration: Trained, baseline: Trained, *, level: float = 0.95
     It is the median of the ratios of `paired_sample_ms`, with `commbench.stats.launch_interval`: launches that are slow
     as a whole cancel out. Where launches differ by 4 % and configurations within them by 1.5 %, its interval covers 95
     to 97 % with 2 to 6 launches, and it spreads a fifth less than the ratio of the medians (simulated, lognormal).
+    Where blocks were divided, the ratio of a launch is itself an average over rounds and the interval is Student's, as
+    for the visits of a collective.
     """
     own, base = paired_sample_ms(configuration, baseline)
     if not own or min(own + base) <= 0:
         return None
     ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True)]
-    interval = stats.launch_interval(ratios, level)
+    launches = common_launches(configuration, baseline)
+    is_divided = len(launches) > 1 and all(has_rounds(configuration, baseline, launch) for launch in launches)
+    interval = stats.student_interval(ratios, level) if is_divided else stats.launch_interval(ratios, level)
     blocks = len(ratios) if pairs_blocks(configuration, baseline) else 0
-    launches = len(common_launches(configuration, baseline))
-    return Speedup(ratio=median(ratios), launches=launches, interval=interval, blocks=blocks)
+    return Speedup(ratio=median(ratios), launches=len(launches), interval=interval, blocks=blocks)
 
 
 def paired_sample_ms(configuration: Trained, baseline: Trained) -> tuple[list[float], list[float]]:
     """Return the median times per sample of both in each launch that has both.
 
+    Where blocks were divided into short ones, whose numbers are those of rounds, the ratio of the two times is that of
+    rounds, averaged by `commbench.stats.hodges_lehmann` on logarithms: what slows the machine for a while cancels out.
     In a live tuning with few launches they are those of all blocks, paired within each launch: blocks with the same
     number were trained in the same round. A launch that is slow as a whole cancels out of each ratio. If speedups
     differ between launches, the order-statistic interval covers the median over all blocks of these launches at least
@@ -144,7 +150,7 @@ def paired_sample_ms(configuration: Trained, baseline: Trained) -> tuple[list[fl
     """
     launches = common_launches(configuration, baseline)
     if not pairs_blocks(configuration, baseline):
-        return configuration.sample_ms(launches), baseline.sample_ms(launches)
+        return configuration.sample_ms(launches), [_paired_base_ms(configuration, baseline, n) for n in launches]
     pairs = [
         pair
         for launch in launches
@@ -158,6 +164,22 @@ def pairs_blocks(configuration: Trained, baseline: Trained) -> bool:
     launches = common_launches(configuration, baseline)
     records = [each.timed[launch] for launch in launches for each in (configuration, baseline)]
     return 0 < len(launches) < FEWEST_LIVE_LAUNCHES and all(len(record.block_at) for record in records)
+
+
+def has_rounds(configuration: Trained, baseline: Trained, launch: int) -> bool:
+    """Whether the blocks of both were divided in a launch, into at least `FEWEST_VISITS` rounds."""
+    own, base = (each.timed[launch] for each in (configuration, baseline))
+    rounds = len(own.block_lengths)
+    return rounds >= FEWEST_VISITS and rounds == len(base.block_lengths) and own.is_divided and base.is_divided
+
+
+def _paired_base_ms(configuration: Trained, baseline: Trained, launch: int) -> float:
+    """Return the time per sample of the baseline in a launch, or over rounds, see `paired_sample_ms`."""
+    if not has_rounds(configuration, baseline, launch):
+        return baseline.sample_ms([launch])[0]
+    pairs = zip(baseline.block_sample_ms(launch), configuration.block_sample_ms(launch), strict=True)
+    ratio = math.exp(stats.hodges_lehmann([math.log(theirs / ours) for theirs, ours in pairs]))
+    return configuration.sample_ms([launch])[0] * ratio
 
 
 def common_launches(configuration: Trained, baseline: Trained) -> list[int]:

@@ -59,7 +59,7 @@ TRAINING_BUDGETS = {
             launches=3,
             confirm_launches=6,
             block_s=0.35,
-            confirm_blocks=2,
+            confirm_blocks=3,
             relative_half_width=0.05,
             aim_s=70.0,
         ),

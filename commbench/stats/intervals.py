@@ -152,6 +152,16 @@ def median(values: Values) -> float:
     return float(ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2)
 
 
+def hodges_lehmann(values: Values) -> float:
+    """Return the median of the means of all pairs of values, each with itself too (Hodges and Lehmann 1963).
+
+    For normal values its variance is 5 % above that of the mean, that of the median 57 %; outliers move it little.
+    """
+    given = np.asarray(values, dtype=float)
+    first, second = np.triu_indices(len(given))
+    return float(np.median((given[first] + given[second]) / 2))
+
+
 def student_p(t: float, freedom: int) -> float:
     """Return the probability that Student's t lies at least as far from 0 as ``t``, with ``freedom`` of at least 1."""
     from scipy.special import stdtr

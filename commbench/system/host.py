@@ -98,7 +98,7 @@ def collect_host(root: Path = ROOT) -> Host:
         "cpu_steal_ratio": _steal_ratio(root),
         "load_average": [float(load) for load in (read_text(root, "proc/loadavg") or "").split()[:3]] or None,
         "memory_total_bytes": _bytes(memory.get("MemTotal")),
-        "memory_available_bytes": _bytes(memory.get("MemAvailable")),
+        "memory_available_bytes": available_memory_bytes(root),
         "tcp_congestion_control": read_text(root, "proc/sys/net/ipv4/tcp_congestion_control"),
         "interfaces": _interfaces(),
         "rdma": rdma_ports(root),
@@ -198,6 +198,11 @@ def _steal_ratio(root: Path) -> float | None:
     spent = [int(figure) for figure in figures[:guest_index]]
     total = sum(spent)
     return spent[steal_index] / total if len(spent) > steal_index and total else None
+
+
+def available_memory_bytes(root: Path = ROOT) -> int | None:
+    """Return the memory that processes of this host may still take, in bytes; None if unknown."""
+    return _bytes(parse_fields(read_text(root, "proc/meminfo"), ":").get("MemAvailable"))
 
 
 def _bytes(text: str | None) -> int | None:

@@ -17,6 +17,8 @@ from commbench.units import counted, format_duration
 
 def steps_of(record: TrainingRecord) -> int:
     """Return the optimiser steps of all blocks, including untimed steps."""
+    if record.total_steps:
+        return record.total_steps
     blocks = len(record.block_lengths)
     if record.block_at:  # blocks of different lengths
         return len(record.step_ms) + record.discarded * blocks

@@ -341,6 +341,7 @@ class TuningPlan:
                 seed=self.seed,
                 block_s=budget.block_s,
                 blocks=blocks,
+                divides_blocks=name == CONFIRM,
                 steps=self.steps,
                 threads=self.threads,
                 watches_drift=False,

@@ -138,7 +138,12 @@ class TrainingPlan:
             budget=self.budget,
             launches=launches,
             terms=Terms(
-                seed=self.seed, block_s=self.budget.block_s, blocks=blocks, steps=self.steps, threads=self.threads
+                seed=self.seed,
+                block_s=self.budget.block_s,
+                blocks=blocks,
+                divides_blocks=name == CONFIRM,
+                steps=self.steps,
+                threads=self.threads,
             ),
             case_timeout_s=self.case_timeout_s,
             time_limit_s=self.time_limit_s,

@@ -82,7 +82,7 @@ def test_cases_are_measured_by_events(verified: dict[str, Any], how: str) -> Non
     assert {"pipelined": "none"}.get(how, "barrier") == record["sync"]
     assert record["library"].startswith(f"torch {torch.__version__.split('+')[0]} NCCL")
     assert record["tried"] > 5
-    assert record["harness_us"] > 0
+    assert record["harness_us"] >= 0
     assert [] == list(record["skew_us"])
 
 

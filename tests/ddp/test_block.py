@@ -10,8 +10,9 @@ from trainings import Launch, case, launches_of
 pytest.importorskip("torch")
 
 from commbench.ddp.block import EARLY_STEPS
+from commbench.ddp.devices import Device
 from commbench.ddp.inspection import inspect_workload
-from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.cases import TrainingCase, short_blocks
 from commbench.ddp.plan.layout import bucket_sizes, case_layout
 from commbench.ddp.workloads import load_workload
 
@@ -51,6 +52,7 @@ CASES = {
 EXACT = ("none", "passthrough", "list of caps", "bucket view", "static graph")
 REFUSED = ("static and accumulation", "broken", "nonsense")
 TWO_BLOCKS = ("plain", "passthrough", "local")
+DIVIDED = ("plain", "topk:0.1", "overflow topk", "broken", "scored", "local")
 #: What is trained once more on what stands for a GPU.
 ON_STAND_IN = ("plain", *HOOKS, "accumulation", "overflow", "overflow topk", "batch norm", "scored", "local", "broken")
 
@@ -74,6 +76,11 @@ def trained(run_ranks: RunRanks) -> Any:
         settling=({"plain": PLAIN, "topk:0.1": HOOKS["topk:0.1"]}, {"steps": 2 * SETTLING, "backend": "stand-in"}),
         blocks=({name: CASES[name] for name in TWO_BLOCKS}, {"steps": STEPS, "blocks": 2, "launch": 1}),
         one_step=({"plain": PLAIN, **HOOKS}, {"steps": 1}),
+        divided=({name: CASES[name] for name in DIVIDED}, {"steps": STEPS, "blocks": 3, "divides_blocks": True}),
+        crowded=(
+            {name: CASES[name] for name in TWO_BLOCKS},
+            {"steps": STEPS, "blocks": 3, "divides_blocks": True, "free_bytes": 10_000},
+        ),
         cut=({"plain": PLAIN, **HOOKS}, {"steps": 1, "most_blocks": 3}),
         timed=({"plain": PLAIN, "topk": case("topk:0.1")}, {}),
         some=some_of(2),
@@ -275,6 +282,34 @@ def test_every_block_is_begun_and_every_step_counted(trained: Any, first: Launch
     assert two.records["plain"]["grad_rel_error"] is None
     assert [] == two.records["plain"]["buckets"]
     assert 2 == len(two.records["passthrough"]["buckets"])
+
+
+def test_divided_blocks_are_one_training(trained: Any, first: Launch) -> None:
+    """Train as without division, to the last bit of every loss, whatever trains in between; time more rounds."""
+    divided = trained["divided"]
+    lengths = short_blocks(3 * STEPS, early=EARLY_STEPS, settling=Device.settling_steps)
+    assert len(lengths) > 3
+    assert divided.finished
+    assert [len(lengths)] * (len(DIVIDED) - 1) == [divided.begun.count(i) for i in range(len(DIVIDED)) if i != 3]
+    for name in DIVIDED:
+        record, whole = divided.records[name], first.records[name]
+        assert (whole["status"], whole["losses"], whole["metrics"]) == tuple(
+            record[field] for field in ("status", "losses", "metrics")
+        )
+        if record["status"] == "ok":
+            timed = [lengths[0] - EARLY_STEPS, *(length - Device.settling_steps for length in lengths[1:])]
+            assert (timed, 3 * STEPS, STEPS) == tuple(
+                record[field] for field in ("block_lengths", "total_steps", "block_steps")
+            )
+            assert (whole["ranks_agree"], None) == (record["ranks_agree"], record["peak_memory_bytes"])
+    assert divided.records["topk:0.1"]["sent_bytes"] == pytest.approx(first.records["topk:0.1"]["sent_bytes"], rel=0.1)
+
+
+def test_blocks_are_whole_where_memory_is_short(trained: Any) -> None:
+    """Train each block from the initial weights if the trainings do not fit into memory together."""
+    crowded = trained["crowded"]
+    assert sorted([0, 1, 2] * 3) == sorted(crowded.begun)
+    assert [STEPS - EARLY_STEPS] * 3 == crowded.records["plain"]["block_lengths"]
 
 
 def test_one_step_is_enough(trained: Any) -> None:

@@ -5,10 +5,19 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from commbench.ddp.plan.cases import TrainingCase, TrainingSweep, baseline_of, canonical_cap, schedule
+from commbench.ddp.plan.cases import (
+    FEWEST_TIMED,
+    MOST_SHORT_BLOCKS,
+    TrainingCase,
+    TrainingSweep,
+    baseline_of,
+    canonical_cap,
+    schedule,
+    short_blocks,
+)
 from commbench.errors import InputError
 from commbench.hooks.registry import HOOKS, parse_hook
 
@@ -306,6 +315,18 @@ def test_rounds_have_every_case_once(seed: int, launch: int, blocks: int) -> Non
     order = schedule(CASES, seed, launch, blocks)
     rounds = [order[i : i + len(CASES)] for i in range(0, len(order), len(CASES))]
     assert [list(range(len(CASES)))] * blocks == [sorted(one) for one in rounds]
+
+
+@given(steps=st.integers(4, 20_000), early=st.integers(0, 11), settling=st.integers(0, 2))
+def test_short_blocks_have_all_steps_and_some_are_timed(steps: int, early: int, settling: int) -> None:
+    """Divide all steps into blocks of which each has timed steps, as equally as whole steps allow."""
+    assume(steps > early)
+    lengths = short_blocks(steps, early=early, settling=settling)
+    timed = [length - (settling if number else early) for number, length in enumerate(lengths)]
+    assert steps == sum(lengths)
+    assert len(lengths) <= MOST_SHORT_BLOCKS
+    assert min(timed) >= (FEWEST_TIMED if len(lengths) > 1 else 1)
+    assert max(timed) - min(timed) <= 1
 
 
 def test_order_differs_between_launches_only() -> None:

@@ -51,22 +51,25 @@ class Short(Hook):
         return ()
 
 
+RUN_BLOCK = block.Training.run_block
+
+
 class Spy:
-    """Wraps ``run_block`` and keeps what it returns on this rank."""
+    """Notes what the blocks of trainings return on this rank."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[dict[str, Any]]] = {}
 
-    def run_block(self, case: TrainingCase, context: block.BlockContext) -> block.BlockSamples:
-        """Run the block and keep what it returned."""
-        samples = block.run_block(case, context)
+    def run_block(self, training: block.Training, steps: int, *, is_last: bool = True) -> block.BlockSamples:
+        """Run the block."""
+        samples = RUN_BLOCK(training, steps, is_last=is_last)
         note = {
             "events": [len(step) for step in samples.watched],
             "steps": len(samples.times),
             "tensors": samples.bucket_tensors,
             "sent": samples.sent_bytes,
         }
-        self.seen.setdefault(case.key, []).append(note)
+        self.seen.setdefault(training.case.key, []).append(note)
         return samples
 
 
@@ -82,11 +85,15 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
     begun: list[int] = []
     spy = Spy()
     made = vars(block)["make_hook"]
-    vars(session)["run_block"] = spy.run_block
+    block.Training.run_block = lambda training, steps, **how: spy.run_block(  # noqa: PLW0108 - a bound method would not get the training
+        training, steps, **how
+    )
     vars(block)["make_hook"] = lambda name, **options: (
         Short() if "broken" in options["options"] else made(name, **options)
     )
     device = StandIn() if task["backend"] == "stand-in" else open_device(task["backend"], control)
+    if task["free_bytes"] is not None:
+        device.free_bytes = lambda: task["free_bytes"]  # type: ignore[method-assign]
     with marking_steps(device):
         finished = session.train_launch(
             cases,
@@ -99,12 +106,12 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
             ),
             launch=task["launch"],
         )
-    vars(block)["make_hook"] = made
-    observations = gather_everywhere(control, [spy.seen.get(case.key, []) for case in cases])
+    vars(block)["make_hook"], block.Training.run_block = made, RUN_BLOCK
+    seen = gather_everywhere(control, [spy.seen.get(case.key, []) for case in cases])
     by_key = {record.case.key: dataclasses.asdict(record) for record in records}
     return {
         "records": [by_key.get(case.key) for case in cases],
-        "seen": [[of_rank[i] for of_rank in observations] for i in range(len(cases))],
+        "seen": [[of_rank[i] for of_rank in seen] for i in range(len(cases))],
         "finished": finished,
         "begun": begun,
         "counters": [int(count) for count in progress.counters],
@@ -114,8 +121,8 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def marking_steps(device: Device) -> Iterator[None]:
-    """Mark on the stand-in for a GPU when a step runs, until its marks are handed over."""
-    step = vars(block._Training)["_step"]
+    """Mark on the stand-in for a GPU when a step is being made: until its marks are handed over."""
+    step = vars(block.Training)["_step"]
 
     def watched(training: Any) -> Any:
         add = training.log.add
@@ -131,11 +138,11 @@ def marking_steps(device: Device) -> Iterator[None]:
             training.log.add, device.cuda.inside = add, False
 
     if isinstance(device, StandIn):
-        block._Training._step = watched
+        block.Training._step = watched
     try:
         yield
     finally:
-        block._Training._step = step
+        block.Training._step = step
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ def test_figures_of_the_first_screen_come_with_their_own_warnings() -> None:
     page = read(make_run([*sound, *best, *quick]))
     first = page.text.partition("Collectives")[0]
     assert "mpi: times are bimodal within a launch." in first
-    assert "mpi: 44 % is overhead of the timed loop and of the framework's call." in first
+    assert "mpi: 44 % is time of commbench's loop around an empty call." in first
     assert ["4.40"] == [line[-2] for line in page.table_with("size", "overhead")[1:]]
 
 
@@ -223,8 +223,8 @@ def test_warnings_and_details_of_several_runs_name_their_run() -> None:
         make_run(flagged, path="results/friday"),
     ]
     findings = {finding.label: finding for finding in find_conclusion(runs)}
-    assert ["friday: 3 of 3 rows"] == [text[:19] for text in findings["Warnings"].texts]
-    assert ("collectives", "3 more warnings and what to try") == findings["Warnings"].more
+    assert ["friday: All 3 rows "] == [text[:19] for text in findings["Warnings"].texts]
+    assert ("collectives", "1 more warning and what to try") == findings["Warnings"].more
     details = [detail.partition(".")[0].replace("Bus bandwidth of ", "") for detail in findings["Bandwidth"].details]
     assert {"monday: all_reduce of 1 MiB", "friday: all_reduce, the best of its 3 sizes"} <= set(details)
     slow = make_run(make_matrix(4, host_slowness=touching(2, 4.0)), path="results/slow", **make_hosts(4))

@@ -194,10 +194,24 @@ def test_budget_is_found_in_the_plan() -> None:
 
 
 def test_every_flag_has_a_warning() -> None:
-    """Warn of each flag once."""
-    lines = warnings_for(flagged(*FLAGS), make_info())
+    """Warn of each flag once, and of several flags of noise in one sentence."""
+    lines = [line for name in FLAGS for line in warnings_for(flagged(name), make_info())]
     assert len(FLAGS) == len(set(lines))
     assert all(line.startswith("3 of 4 rows ") for line in lines)
+    noise = [name for name, flag in FLAGS.items() if flag.is_noise]
+    together = warnings_for(flagged(*FLAGS), make_info())
+    assert len(FLAGS) - len(noise) + 1 == len(set(together))
+    assert together[-1].startswith(f"3 of 4 rows are noisy ({', '.join(f'3 {name}' for name in noise)}): ")
+
+
+def test_flags_of_all_rows_are_one_sentence_and_no_marks() -> None:
+    """Mark only what distinguishes rows; count all rows in the warning."""
+    flags = [["late"]] * 3 + [["in_cache"]]
+    records = [make_record(make_case(message_bytes=8 << power), flags=names) for power, names in enumerate(flags)]
+    text, rows = render(records), summarise_run(records, make_info())
+    assert "l late" in text
+    assert "1 one_launch" not in text
+    assert any(line.startswith("All 4 rows come from one launch") for line in warnings_for(rows, make_info()))
 
 
 def test_failures_come_first_with_a_reason() -> None:

@@ -160,8 +160,8 @@ def test_warnings_come_with_remedies() -> None:
     drifting = {"step_ms": [20.0] * 10 + [24.0] * 10, "block_lengths": [10, 10]}
     records = [*(dataclasses.replace(one, **drifting) for one in launches_of(20)), *launches_of(16, FP16)]
     text = " ".join(render(run_of(records, emulated=True, same_layout={copy.key: FP16.key})).split())
-    assert "! 2 of 2 rows are flagged drift: the baseline moved by more than 10 % within a launch" in text
-    assert "! 2 of 2 rows are flagged emulated: hosts and links were emulated" in text
+    assert "! All 2 rows are noisy (1 bimodal, 1 unsteady, 2 drift): try --budget standard" in text
+    assert "! All 2 rows are flagged emulated: hosts and links were emulated" in text
     assert "flagged same_layout" not in text
 
 

@@ -75,6 +75,7 @@ def test_every_operation_is_measured_and_verified_on_both_backends(tmp_path: Pat
         assert row["wrong"] == "0"
         assert 0 < float(row["time_us_ci_low"]) <= float(row["time_us"]) <= float(row["time_us_ci_high"])
         assert float(row["harness_us"]) > 0
+        assert (row["backend"] == "gloo") == bool(row["framework_us"])
         assert row["transport"]
         assert str(ranks) == row["world_size"]
     busy = len(os.sched_getaffinity(0)) < ranks

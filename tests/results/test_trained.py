@@ -22,6 +22,8 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.results.trained import Speedup, equal_losses, speedup_of, time_to_target_s, trained
 from commbench.results.training_summary import training_rows
+from commbench.stats import student_interval
+from commbench.stats.components import FEWEST_VISITS
 
 FP16 = make_training_case("fp16")
 
@@ -221,6 +223,13 @@ def blocks_of(case: TrainingCase, medians_ms: Sequence[float], launch: int = 0, 
     )
 
 
+def divided(case: TrainingCase, medians_ms: Sequence[float], launch: int = 0) -> TrainingRecord:
+    """Return a record of a launch whose blocks were divided into blocks of three timed steps with these medians."""
+    steps = 4 * len(medians_ms)
+    record = blocks_of(case, medians_ms, launch, block_steps=steps, total_steps=steps)
+    return dataclasses.replace(record, block_at=())
+
+
 def paired(*records: TrainingRecord, level: float = 0.95) -> Speedup:
     """Return the speedup of 5 MiB buckets over the script's own setting."""
     by_key = trained(records)
@@ -298,3 +307,28 @@ def test_blocks_are_counted_in_each_launch() -> None:
     ]
     (row,) = training_rows(records, make_training_info())
     assert 2 == row.blocks
+
+
+def test_divided_blocks_are_compared_by_round() -> None:
+    """Take the median over rounds in each launch, and Student's interval over launches."""
+    factors = [1.0, 1.01, 0.99]
+    records = []
+    for launch, factor in enumerate(factors):
+        faster = [own_ms / factor / speedup for own_ms, speedup in zip(SLOWING_MS, SPEEDUPS, strict=True)]
+        records += [divided(OWN, SLOWING_MS, launch), divided(FIVE, faster, launch)]
+    speedup = paired(*records)
+    assert (1.2, 3, 0) == (pytest.approx(speedup.ratio), speedup.launches, speedup.blocks)
+    assert speedup.interval == student_interval([1.2 * factor for factor in factors])
+
+
+def test_six_launches_of_divided_blocks_have_students_interval() -> None:
+    """Use Student's t where whole launches would have their least and greatest as interval."""
+    factors = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0]
+    rounds = [20.0] * FEWEST_VISITS
+    records = [divided(OWN, rounds, launch) for launch in range(6)]
+    records += [divided(FIVE, [20 / factor] * FEWEST_VISITS, launch) for launch, factor in enumerate(factors)]
+    interval = paired(*records).interval
+    assert interval is not None
+    assert interval.low == pytest.approx(student_interval(factors).low)  # type: ignore[union-attr]
+    few = [dataclasses.replace(record, block_lengths=[6, 6], total_steps=0) for record in records]
+    assert (0.98, 1.02) == pytest.approx((paired(*few).interval.low, paired(*few).interval.high))  # type: ignore[union-attr]

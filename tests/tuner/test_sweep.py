@@ -125,7 +125,7 @@ def test_the_sweep_trains_everything_in_the_launches_of_the_budget() -> None:
     assert (QUICK.launches, QUICK.name) == (request.budget.launches, request.budget.name)
     assert 7.0 == request.case_timeout_s
     assert request.training is not None
-    assert (5, QUICK.block_s, 1, 9, 2, True) == dataclasses.astuple(request.training)
+    assert (5, QUICK.block_s, 1, False, 9, 2, True) == dataclasses.astuple(request.training)
     assert OVERHEAD * QUICK.block_s == request.budget.slice_s
 
 
@@ -178,7 +178,7 @@ def test_the_winners_are_confirmed_against_the_baseline() -> None:
     assert ("confirm", QUICK.confirm_launches) == (confirm.name, confirm.budget.launches)
     assert confirm.training is not None
     assert sweep.training is not None
-    assert dataclasses.replace(sweep.training, blocks=QUICK.confirm_blocks) == confirm.training
+    assert dataclasses.replace(sweep.training, blocks=QUICK.confirm_blocks, divides_blocks=True) == confirm.training
     assert confirm.budget.slice_s == QUICK.confirm_blocks * sweep.budget.slice_s
 
 

@@ -304,12 +304,32 @@ class Terms:
     """Approximate duration of a block's timed steps on the baseline, in seconds."""
     blocks: int = 1
     """Blocks of each configuration in a launch, interleaved with the others."""
+    divides_blocks: bool = False
+    """Whether the blocks are divided into short ones of one training, see `short_blocks`."""
     steps: int | None = None
     """Steps of every block, early ones included; None: the workload's own, else derived from ``block_s``."""
     threads: int | None = None
     """Compute threads of a rank; None: a fair share of the cores that the ranks of a host may use."""
     watches_drift: bool = True
     """Whether a launch of one block per configuration repeats the baseline, see `schedule`."""
+
+
+#: The fewest timed steps of a short block, and the most short blocks of a configuration in a launch.
+FEWEST_TIMED, MOST_SHORT_BLOCKS = 2, 32
+
+
+def short_blocks(steps: int, *, early: int, settling: int) -> list[int]:
+    """Return the steps of each short block, untimed ones included, into which the steps of a training are divided.
+
+    Args:
+        steps: of all blocks together.
+        early: untimed steps of the first block.
+        settling: untimed steps of each later block.
+    """
+    blocks = min(MOST_SHORT_BLOCKS, max(1, (steps - early + settling) // (settling + FEWEST_TIMED)))
+    timed = steps - early - (blocks - 1) * settling
+    lengths = [timed * (number + 1) // blocks - timed * number // blocks for number in range(blocks)]
+    return [early + lengths[0], *(settling + length for length in lengths[1:])]
 
 
 #: Extra blocks of the baseline in a launch that watches for drift, see `schedule`.

@@ -63,9 +63,11 @@ class TrainingRecord:
     block_at: Sequence[int] = ()
     """In a live tuning the optimiser step of the training at which each block began; empty elsewhere."""
     block_steps: int = 0
-    """Steps of each block, early ones included."""
+    """Steps of each block, early ones included; if blocks were divided into short ones, of each before that."""
+    total_steps: int = 0
+    """Steps of all blocks, early ones included; 0 in older files."""
     discarded: int = 0
-    """Untimed steps at the beginning of every block, in which buckets are rebuilt and times settle."""
+    """Untimed steps at the beginning of a block, the most, in which buckets are rebuilt and times settle."""
     forward_ms: float | None = None
     """Median over steps of the slowest rank, as ``backward_ms`` and ``optimizer_ms``."""
     backward_ms: float | None = None
@@ -89,16 +91,16 @@ class TrainingRecord:
     dense_bytes: float | None = None
     """Bytes that a rank sends in a ring all-reduce of the gradients in float32: 2 (p-1)/p 4n."""
     losses: Sequence[Diverging] = ()
-    """Training loss of every step of the first block, mean over ranks; empty if the workload has none."""
+    """Training loss of the first ``block_steps`` steps, mean over ranks; empty if the workload has none."""
     metric_name: str = ""
     metrics: Sequence[tuple[int, Diverging]] = ()
-    """(steps, value) pairs of the first block, on held-out data."""
+    """(steps, value) pairs of the same steps, on held-out data."""
     target: Diverging | None = None
     """The value of the metric at which the model counts as trained."""
     grad_rel_error: Diverging | None = None
     """Norm of (gradient after the hook - mean over ranks) over the norm of the mean, at the last step."""
     ranks_agree: bool | None = None
-    """Whether all ranks hold bit-identical parameters at the end of every block."""
+    """Whether all ranks hold bit-identical parameters at the end of every training."""
     skipped_steps: int = 0
     """Steps that the gradient scaler skipped, in all blocks."""
     peak_memory_bytes: int | None = None
@@ -112,6 +114,11 @@ class TrainingRecord:
     measuring_s: float = 0.0
     """Wall time of steps, discarded ones included."""
     other_s: float = 0.0
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the blocks were divided into short ones of one training."""
+        return 0 < self.total_steps < self.block_steps * len(self.block_lengths)
 
     def to_json(self) -> JsonObject:
         """The record as ``samples.jsonl`` holds it."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from commbench.engine.timing.sync import MINIMUM_PYTHON_SLACK_NS, Synchroniser
+from commbench.errors import CommbenchError
 from commbench.system.clock import timer_cost_s
 from commbench.system.process import without_collector
 
@@ -44,6 +46,19 @@ class Call:
     """Memory that only addresses in ``rows`` refer to."""
     blocking: bool = False
     """Whether a device call returns only at its end on the device; the host's time is then part of it."""
+
+
+def address_of(function: Any) -> int:  # noqa: ANN401 - any ctypes function
+    """Return the address of a C function in this process."""
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    if address is None:
+        raise CommbenchError(f"{function} has no address in this process")
+    return address
+
+
+def empty_call() -> Call:
+    """Return a call that does nothing: in native code, a C function that returns its argument 0."""
+    return Call(run=lambda: None, rows=[(address_of(ctypes.CDLL(None).abs), 0)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +135,7 @@ class Timer(Protocol):
 
 
 class PythonTimer:
-    """Times calls one by one from Python; ``harness_us`` is its overhead."""
+    """Times calls one by one from Python."""
 
     name = "python"
 

@@ -17,7 +17,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from commbench.engine.timing.loops import Call, Progress, Repetitions, order_of, quiet_interpreter
+from commbench.engine.timing.loops import Call, Progress, Repetitions, address_of, order_of, quiet_interpreter
 from commbench.engine.timing.sync import MINIMUM_SLACK_NS, Synchroniser, is_late
 from commbench.errors import CommbenchError, UnsupportedError
 
@@ -57,14 +57,6 @@ def call_table(rows: Sequence[tuple[int, ...]]) -> Table:
 def _signed(word: int) -> int:
     """Return the same 64 bits as a signed number."""
     return ctypes.c_int64(word).value
-
-
-def address_of(function: Any) -> int:  # noqa: ANN401 - any ctypes function
-    """Return the address of a C function in this process."""
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    if address is None:
-        raise CommbenchError(f"{function} has no address in this process")
-    return address
 
 
 @intrinsic

@@ -72,6 +72,7 @@ def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
         number("algbw", "algbw_GBps", Row, unit="GB/s"),
         number("busbw", "busbw_GBps", Row, unit="GB/s"),
         number("overhead", "harness_us", Row, unit="us"),
+        number("torch's call", "framework_us", Row, unit="us"),
         number("energy", "energy_J", Row, unit="J"),
         flag_column(),
     ]

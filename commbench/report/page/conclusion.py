@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from commbench.analysis.runs import all_rank_rows, straggler_findings
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
-from commbench.engine.flags import FLAGS, join_flags, split_flags
+from commbench.engine.flags import FLAGS, NOISE, join_flags, split_flags
 from commbench.engine.records import Row
 from commbench.report.columns import Flagged, Tone
 from commbench.report.figures.sizes import busbw_of
@@ -20,7 +21,7 @@ from commbench.report.figures.words import number_text
 from commbench.report.matrix import conclude, name_range
 from commbench.report.page.parts import Finding
 from commbench.report.state import undecided, unfinished
-from commbench.report.table import ROWS, Things, format_time_us, warned
+from commbench.report.table import ROWS, Things, format_time_us, precision_of, warned
 from commbench.results import Run
 from commbench.results.info import is_complete, measures_interconnect, shares_gpu
 from commbench.results.pairs import Matrix
@@ -178,8 +179,8 @@ _TONES: Sequence[Tone] = ("bad", "warning", "good", "quiet", "")
 
 
 def find_conclusion(runs: Sequence[Run]) -> list[Finding]:
-    """Return the conclusion in order: state of the runs, settings, stragglers, network speed, warnings."""
-    kinds = (_state, _settings, _slow, bandwidths, pairs, latencies)
+    """Return the conclusion in order: state of the runs, settings, stragglers, network speed, precision, warnings."""
+    kinds = (_state, _settings, _slow, bandwidths, pairs, latencies, _precision)
     findings_by_kind = [[(run, finding) for run in runs for finding in kind(run)] for kind in kinds]
     warnings = list(_warnings(runs))
     if not any(findings_by_kind) and not warnings:
@@ -214,6 +215,13 @@ def _conditions(runs: Sequence[Run]) -> Iterable[Finding]:
         more = ("runs", "What each of them states")
         sentence = f"Unlike in {', '.join(names)}: these conditions can explain differences between the runs."
         yield Finding(label="Conditions", texts=[sentence], tone="warning", more=more)
+
+
+def _precision(run: Run) -> Iterable[Finding]:
+    """How narrow the intervals of collectives are."""
+    timed = {} if predictions(run) else _by_backend(run, lambda row: row.time_us is not None)
+    if sentence := precision_of(itertools.chain.from_iterable(timed.values()), run.info):
+        yield Finding(label="Precision", texts=[sentence])
 
 
 def _state(run: Run) -> Iterable[Finding]:
@@ -328,7 +336,7 @@ def _warnings_about(run: Run) -> list[_Warning]:
         of_collectives = Things("row of collectives", "rows of collectives")
     warnings = [
         *_grave(run, "training", run.training_rows, of_training),
-        *_grave(run, "collectives", collectives, of_collectives),
+        *_grave(run, "collectives", [_with_flags(row, _is_not_width) for row in collectives], of_collectives),
         *_grave(run, "pairs", matrix_rows(run), MATRICES),
     ]
     alike: dict[str, _Warning] = {}
@@ -344,6 +352,11 @@ def matrix_rows(run: Run) -> list[Flagged]:
     return [_with_flags(row, lambda flag: flag not in pooled) for row in run.rows if row.pattern == MATRIX]
 
 
+def _is_not_width(flag: str) -> bool:
+    """Return whether a flag says more than `_precision` does."""
+    return flag != NOISE.name
+
+
 def _with_flags(row: Flagged, is_kept: Callable[[str], bool]) -> _FlaggedRow:
     kept = (flag.name for flag in split_flags(row.flags) if is_kept(flag.name))
     return _FlaggedRow(join_flags(kept), row.status, row.reason, row.reason_code)
@@ -353,11 +366,10 @@ def _grave(run: Run, section: str, rows: Sequence[Flagged], things: Things) -> l
     """Failures of one record type, flags of high severity, and flags that most rows have."""
     counts = Counter(flag.name for row in rows for flag in split_flags(row.flags))
     least = {"high": 0.0, "medium": len(rows) / 2, "low": math.inf}
-    chosen = {name: flag.priority for name, flag in FLAGS.items() if counts[name] > least[flag.severity]}
+    chosen = {name for name, flag in FLAGS.items() if counts[name] > least[flag.severity]}
     kept = [_with_flags(row, chosen.__contains__) for row in rows]
     warnings = warned(kept, run.info, things=things)
-    gravity = [*[-1] * (len(warnings) - len(chosen)), *chosen.values()]
     return [
-        _Warning(rank, section, warning.rows, warning.observation, bool(warning.remedy))
-        for rank, warning in zip(gravity, warnings, strict=True)
+        _Warning(warning.priority, section, warning.rows, warning.observation, bool(warning.remedy))
+        for warning in warnings
     ]
