@@ -310,7 +310,7 @@ def test_blocks_are_counted_in_each_launch() -> None:
 
 
 def test_divided_blocks_are_compared_by_round() -> None:
-    """Take the median over rounds in each launch, and Student's interval over launches."""
+    """Average the logarithms of the ratios of rounds in each launch; take Student's interval over launches."""
     factors = [1.0, 1.01, 0.99]
     records = []
     for launch, factor in enumerate(factors):

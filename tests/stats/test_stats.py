@@ -20,6 +20,7 @@ from commbench.stats import (
     compare_family,
     family_hint,
     fewest_launches,
+    hodges_lehmann,
     is_bimodal,
     is_steady,
     launch_interval,
@@ -522,3 +523,12 @@ def test_family_hint_knows_the_smallest_p(m: int, launches: int, expected: bool)
 def test_verdicts_print_as_their_word() -> None:
     """Print a verdict as the word of tables and files."""
     assert [str(verdict) for verdict in Verdict] == ["faster", "slower", "same", "inconclusive"]
+
+
+def test_hodges_lehmann_is_the_median_of_pairwise_means() -> None:
+    """Average two values, leave an outlier nearly without effect, and spread less than the median of normal values."""
+    assert 1.5 == hodges_lehmann([1.0, 2.0])
+    assert 3.0 == hodges_lehmann([1.0, 2.0, 3.0, 1e6, 4.0])
+    draws = np.random.default_rng(5).normal(size=(2000, 8))
+    spread = np.std([hodges_lehmann(draw) for draw in draws])
+    assert spread < 0.95 * np.std(np.median(draws, axis=1))

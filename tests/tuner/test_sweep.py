@@ -179,7 +179,7 @@ def test_the_winners_are_confirmed_against_the_baseline() -> None:
     assert confirm.training is not None
     assert sweep.training is not None
     assert dataclasses.replace(sweep.training, blocks=QUICK.confirm_blocks, divides_blocks=True) == confirm.training
-    assert confirm.budget.slice_s == QUICK.confirm_blocks * sweep.budget.slice_s
+    assert confirm.budget.slice_s == pytest.approx(QUICK.confirm_blocks * sweep.budget.slice_s)
 
 
 def test_an_alternative_is_confirmed_also_where_the_baseline_won() -> None:
