@@ -5,7 +5,7 @@
 - *after*: a step after the decision, with the setting that was chosen, over a step of a model that had this setting
   from its beginning; both models train in short blocks in turn.
 - *while*: a training of 300 steps with tuning over one without, in turn; and the part of it that worse settings cost.
-- *equal*: how many of some tunings among twelve equal settings (one bucket each) end with ``change``.
+- *equal*: how many of some tunings among twelve equal settings (one bucket each), of 600 steps at most, end with ``change``.
 
 Exit code 0 if *after* lies within 1 % of 1, *while* without the cost of worse settings is at most 1.05, and no tuning
 of equal settings says ``change``; 1 if not.
@@ -42,8 +42,8 @@ from commbench.results.trained import median
 from commbench.stats import Interval, launch_interval
 
 WIDTH, LAYERS, BATCH = 1024, 8, 8
-#: Optimiser steps of a training in *while*, and those of a block in *after*.
-STEPS, BLOCK = 300, 10
+#: Optimiser steps of a training in *while*, those of a block in *after*, and the most of a tuning in *equal*.
+STEPS, BLOCK, EQUAL_STEPS = 300, 10, 600
 #: Twelve bucket sizes in MiB beyond the model's size: one bucket each.
 EQUAL = tuple(str(100 + number) for number in range(12))
 WITHIN, WHILE_MOST = 0.01, 1.05
@@ -133,7 +133,8 @@ def measure_equal(directory: Path, runs: int) -> dict[str, object]:
     verdicts = []
     for number in range(runs):
         training = Training(99)
-        tuning = commbench.autotune(training.model, out=directory / f"equal{number}", workload="mlp", seed=number)
+        out = directory / f"equal{number}"
+        tuning = commbench.autotune(training.model, out=out, workload="mlp", seed=number, steps=EQUAL_STEPS)
         while not tuning.done:
             training.step()
         verdicts.append(tuning.recommendation.verdict if tuning.recommendation else "none")

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -18,12 +19,13 @@ from commbench.cli.separator import StartingCommand
 from commbench.errors import CommbenchError
 from commbench.launch.signals import leave_by_exit
 
-_SETTINGS: dict[str, Any] = {
-    "add_completion": False,
-    "pretty_exceptions_enable": False,
-    "rich_markup_mode": None,
-    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 110},
-}
+_make_app = partial(
+    typer.Typer,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 #: The module below this package and the function of each command, or its `typer.Typer` of further commands.
 _COMMANDS = {
     "bench": ("measure", "bench"),
@@ -62,7 +64,7 @@ class _LazyGroup(TyperGroup):
             return None
         module, name = _COMMANDS[cmd_name]
         entry = getattr(import_module(f"commbench.cli.{module}"), name)
-        holder = typer.Typer(**_SETTINGS)
+        holder = _make_app()
         if isinstance(entry, typer.Typer):
             holder.add_typer(entry, name=cmd_name)
             return typer.main.get_group(holder).get_command(ctx, cmd_name)
@@ -70,13 +72,12 @@ class _LazyGroup(TyperGroup):
         return typer.main.get_command(holder)
 
 
-app = typer.Typer(
+app = _make_app(
     name="commbench",
     cls=_LazyGroup,
     help="Time collectives and real DDP training; recommend settings, with confidence intervals.",
     no_args_is_help=True,
     result_callback=lambda code, **_: sys.exit(code),
-    **_SETTINGS,
 )
 
 

@@ -107,7 +107,7 @@ def _share(text: str) -> float:
 
 
 def _parted(runs: Sequence[Path], baselines: Sequence[Path]) -> tuple[list[Path], Path]:
-    """The baseline runs, with folders opened, and the run to judge."""
+    """Return the baseline runs, with folders opened, and the run to judge."""
     *first, judged = runs
     if baselines and first:
         raise InputError(

@@ -88,7 +88,7 @@ class Task:
         return ", then ".join([*parts, *([self.then] if self.then else [])])
 
     def header(self) -> RunInfo:
-        """The initial entries of run.json."""
+        """Return the initial entries of run.json."""
         header = run_header(self.name, self.requests, self.info, self.identity)
         return {**header, "left_out": list(self.left_out)} if self.left_out else header
 
@@ -188,7 +188,7 @@ def _show(task: Task, messages: Console) -> int:
 
 
 def _candidates(task: Task) -> list[str]:
-    """The settings that a tuning chooses from, a sentence for each hook."""
+    """Return the settings that a tuning chooses from, a sentence for each hook."""
     by_hook: dict[str, list[str]] = {}
     for key in task.info.get("candidates") or ():
         case = TrainingCase.from_key(key)

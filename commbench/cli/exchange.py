@@ -146,7 +146,7 @@ def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
 
 
 def _digest(records: Iterable[Record]) -> str:
-    """The SHA-256 of the outputs and of the options that affect how they are read."""
+    """Return the SHA-256 of the outputs and of the options that affect how they are read."""
     return hashlib.sha256("\n".join(encode(record.to_json()) for record in records).encode()).hexdigest()
 
 

@@ -114,7 +114,7 @@ def bench(
 
 
 def _trains_over(backends: Sequence[str] | None) -> str | None:
-    """The training backend beside collectives over these backends; None: all of them. None if none is usable."""
+    """Return the training backend beside collectives over these backends; None: all of them. None if none is usable."""
     if backends is None:
         return AUTO_BACKEND
     suitable = [name for name, trainer in TRAINING_BACKENDS.items() if {name, trainer.name} & set(backends)]
@@ -190,7 +190,7 @@ def run(
 
 
 def _override(suite: Suite, axes: Mapping[str, object]) -> Suite:
-    """The suite with the given axes replaced."""
+    """Return the suite with the given axes replaced."""
     return suite.override({axis: value for axis, value in axes.items() if value is not None})
 
 

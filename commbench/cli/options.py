@@ -302,7 +302,7 @@ class Settings:
     """The output format of rows; only some commands have an option for it."""
 
     def seed_or_resumed(self) -> int | None:
-        """The given seed, else the seed of the run to resume, whose order of cases continues."""
+        """Return the given seed, else the seed of the run to resume, whose order of cases continues."""
         if self.seed is not None or self.out is None or not (self.out / "run.json").is_file():
             return self.seed
         seed = load_run(self.out).info.get("seed")

@@ -111,7 +111,7 @@ def parse_hooks(text: str | None, trained: Iterable[str]) -> list[str] | None:
 
 
 def hook_name(text: str) -> str:
-    """The canonical name of a hook as typed: ``topk:0.010`` is ``topk:0.01``.
+    """Return the canonical name of a hook as typed: ``topk:0.010`` is ``topk:0.01``.
 
     Raises:
         InputError: it is no hook.
@@ -240,7 +240,7 @@ def _hosts(requested: int | None, measured: int) -> int:
 
 
 def _links(runs: Iterable[Run], network: GrowingNetwork) -> list[Link]:
-    """The links of the measurements and of the training."""
+    """Return the links of the measurements and of the training."""
     trained = [link_of(run.info, "") for run in runs if run.training_records]
     return [*trained, *(one.link for curve in network.curves.values() for one in curve.measured)]
 
@@ -336,7 +336,7 @@ def _check_own_gpus(run: Run, backend: str) -> None:
 
 
 def _facts(run: Run, workload: str) -> WorkloadFacts:
-    """The facts about the workload in the run.
+    """Return the facts about the workload in the run.
 
     Raises:
         InputError: there are none.
@@ -350,7 +350,7 @@ def _facts(run: Run, workload: str) -> WorkloadFacts:
 
 
 def _rate_bps(run: Run) -> float | None:
-    """The rate of the links used in training, if known."""
+    """Return the rate of the links used in training, if known."""
     rate_bps = link_of(run.info, "").rate_bps
     return rate_bps if rate_bps is not None and math.isfinite(rate_bps) else None
 

@@ -77,7 +77,7 @@ def _print_conclusion(run_: Run, console: Console) -> None:
 
 
 def _texts(run_: Run, style: str) -> list[str]:
-    """The tables of each kind as text that ends in a newline."""
+    """Return the tables of each kind as text that ends in a newline."""
     collectives = [render(run_.rows, style)] if run_.records or not run_.training_records else []
     if not run_.training_records:
         return collectives

@@ -115,7 +115,7 @@ def parse_numbers(option: str, text: str | None, of: str = "whole numbers; write
 def usable_suite(
     suite: Suite, *, is_named: bool, carries_mpi: bool = True, ranks_here: int | None = None, started: bool = False
 ) -> tuple[Suite, list[str]]:
-    """The suite without backends that this machine lacks, and a sentence for each that was left out.
+    """Return the suite without backends that this machine lacks, and a sentence for each that was left out.
 
     Without a GPU, NCCL is left out silently unless it was named. It is also left out if ranks would have to share GPUs
     and nobody named it.
@@ -156,7 +156,7 @@ def lacking(
     ranks_here: int | None = None,
     started: bool = False,
 ) -> str | None:
-    """One sentence on why ``backend`` cannot be used on this machine; None if it can.
+    """Return one sentence on why ``backend`` cannot be used on this machine; None if it can.
 
     Args:
         backend: its name.
@@ -183,13 +183,13 @@ def lacking(
 
 
 def check_training_backend(name: str) -> str:
-    """The requested training backend."""
+    """Return the requested training backend."""
     check_choice("training backend", name, (AUTO_BACKEND, *TRAINING_BACKENDS))
     return name
 
 
 def choose_training_backend(requested: str, *, ranks_here: int, started: bool = False) -> tuple[str, list[str]]:
-    """The training backend: the requested one, or for ``auto`` NCCL if each rank has a GPU, else Gloo.
+    """Return the training backend: the requested one, or for ``auto`` NCCL if each rank has a GPU, else Gloo.
 
     Args:
         requested: one of `commbench.collectives.backends.TRAINING_BACKENDS`, or ``auto``.
@@ -209,7 +209,7 @@ def choose_training_backend(requested: str, *, ranks_here: int, started: bool = 
 
 
 def ranks_by_gpus(backends: Sequence[str]) -> int | None:
-    """Number of ranks that gives each rank a GPU of this machine, if a backend uses GPUs.
+    """Return the number of ranks that gives each rank a GPU of this machine, if a backend uses GPUs.
 
     None if GPUs do not decide: none is usable, or there is one GPU beside backends without.
     """
@@ -251,7 +251,7 @@ def make_request(
     ranks_here: int,
     like: Path | None = None,
 ) -> RunRequest:
-    """The request for a suite on ``ranks`` ranks, ``ranks_here`` of them on this host.
+    """Return the request for a suite on ``ranks`` ranks, ``ranks_here`` of them on this host.
 
     ``like``: a run whose batch sizes and warm-ups are reused, so that every case can be compared.
 
@@ -274,7 +274,7 @@ def make_request(
 
 
 def draw_seed(seed: int | None) -> int:
-    """The given seed, including 0, else a random one."""
+    """Return the given seed, including 0, else a random one."""
     return secrets.randbelow(2**31) if seed is None else seed
 
 
@@ -294,7 +294,7 @@ def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
 
 
 def plan_identity(requests: Sequence[RunRequest]) -> dict[str, object]:
-    """What must be equal to resume a run in its directory, for the stages that are known in advance."""
+    """Return what must be equal to resume a run in its directory, for the stages that are known in advance."""
     keys = [case.key for request in requests for case in request.cases]
     digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
     terms = next((request.training for request in requests if request.training), None)
@@ -315,7 +315,7 @@ def run_header(
     info: RunInfo | None = None,
     identity: Mapping[str, object] = MappingProxyType({}),
 ) -> RunInfo:
-    """The initial entries of ``run.json``.
+    """Return the initial entries of ``run.json``.
 
     Args:
         name: of the suite or workload.

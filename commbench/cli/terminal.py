@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any, TextIO
+from functools import partial
+from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -27,19 +28,19 @@ from commbench.units import format_duration
 
 #: Columns if the width is unknown (a log file).
 PLAIN_WIDTH = 110
-#: No text is markup: names such as ``[red]`` or ``:smile:`` are shown unchanged.
-LITERAL: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
 
 
 def make_console(stream: TextIO | None = None, *, plain: bool = False, width: int = PLAIN_WIDTH) -> Console:
-    """A console on ``stream`` (stdout); into a file or pipe it writes plain text of this width.
+    """Return a console on ``stream`` (stdout); into a file or pipe it writes plain text of this width.
 
     ``plain``: also on a terminal, for ranks, whose launcher shows them a terminal that is not the person's.
     """
     stream = stream or sys.stdout
+    # No text is markup: names such as ``[red]`` or ``:smile:`` are shown unchanged.
+    literal = partial(SafeConsole, file=stream, markup=False, emoji=False, highlight=False)
     if plain or not stream.isatty():
-        return SafeConsole(file=stream, width=width, force_terminal=False, color_system=None, **LITERAL)
-    return SafeConsole(file=stream, **LITERAL)
+        return literal(width=width, force_terminal=False, color_system=None)
+    return literal()
 
 
 class SafeConsole(Console):
@@ -55,7 +56,7 @@ class SafeConsole(Console):
 
 
 def make_display(console: Console) -> Listener:
-    """The display for this output."""
+    """Return the display for this output."""
     return BarDisplay(console) if console.is_terminal else LineDisplay(console)
 
 

@@ -207,7 +207,7 @@ def train(
 
 
 def backend_at(place: Place, requested: str, workload: str) -> tuple[str, list[str]]:
-    """The training backend of a workload at a place, see `choose_training_backend`."""
+    """Return the training backend of a workload at a place, see `choose_training_backend`."""
     backend, left_out = choose_training_backend(requested, ranks_here=place.ranks_here, started=place.started)
     if requested == AUTO_BACKEND and TRAINING_BACKENDS[backend].uses_gpu and _computes_on_hosts(workload):
         sentence = f"{workload} was recorded on CPUs, which replay it; --backend nccl sends its gradients by NCCL."
@@ -216,13 +216,13 @@ def backend_at(place: Place, requested: str, workload: str) -> tuple[str, list[s
 
 
 def _computes_on_hosts(workload: str) -> bool:
-    """Whether the workload is a trace that keeps cores busy."""
+    """Return whether the workload is a trace that keeps cores busy."""
     kind, _, name = workload.partition(":")
     return kind == "trace" and load_trace(name).device == "cpu"
 
 
 def training_ranks(backend: str) -> int | None:
-    """Number of ranks for this machine's GPUs if none is given; None if GPUs do not decide.
+    """Return the number of ranks for this machine's GPUs if none is given; None if GPUs do not decide.
 
     Raises:
         InputError: there is one GPU to train on, and no number was given.
@@ -240,12 +240,12 @@ def training_ranks(backend: str) -> int | None:
 
 
 def default_sweep() -> TrainingSweep:
-    """The default sweep."""
+    """Return the default sweep."""
     return TrainingSweep(workload=DEFAULT_WORKLOAD, bucket_caps=DEFAULT_CAPS.split(","), hooks=DEFAULT_HOOKS.split(","))
 
 
 def join_training(task: Task, training: TrainingPlan) -> Task:
-    """The task with a training sweep after its other stages, and a recommendation at the end."""
+    """Return the task with a training sweep after its other stages, and a recommendation at the end."""
     return dataclasses.replace(
         task,
         requests=[*task.requests, training.sweep_request()],
@@ -285,7 +285,7 @@ def plan_training(
 
 
 def check_accuracy_loss(allowed: float | None) -> float | None:
-    """The value of --max-accuracy-loss.
+    """Return the value of --max-accuracy-loss.
 
     Raises:
         InputError: it is below 0 or no number.
@@ -311,6 +311,6 @@ def _switch(option: str, text: str) -> tuple[bool, ...]:
 
 
 def short_name(command: str, workload: str) -> str:
-    """A name for the directory of results: ``train-resnet18``, or ``train-own_model`` for a file."""
+    """Return a name for the directory of results: ``train-resnet18``, or ``train-own_model`` for a file."""
     stem = workload.removeprefix("trace:").split("/")[-1].split(":")[0].removesuffix(".py").removesuffix(".json")
     return f"{command}-{stem}"

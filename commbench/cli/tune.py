@@ -220,7 +220,7 @@ def _start(
 
 
 def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
-    """The stages of a tuning, and its conclusion; ``left_out`` as in `Task`."""
+    """Return the stages of a tuning, and its conclusion; ``left_out`` as in `Task`."""
     return Task(
         name=short_name("tune", plan.workload),
         requests=[plan.network_request(), plan.calibrate_request()],
@@ -240,7 +240,7 @@ def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
 
 
 def known_facts(settings: Settings, workload: str, batch: int | None) -> WorkloadFacts | None:
-    """The facts of the workload when the run to resume was begun; every decision uses these.
+    """Return the facts of the workload when the run to resume was begun; every decision uses these.
 
     None without such a run, or if it has another workload or batch.
     """

@@ -413,7 +413,7 @@ def _wrap(model: torch.nn.Module, case: TrainingCase, context: BlockContext) -> 
     """Wrap the model in DDP as the case says. Initial weights are equal already, so they are not broadcast again."""
     if case.static_graph and case.accumulation > 1:  # an internal assertion of DDP's reducer fails
         raise UnsupportedError("static_graph_accumulates", version=torch.__version__)
-    options: dict[str, Any] = {"init_sync": False} if "init_sync" in _ddp_options() else {}
+    options: dict[str, object] = {"init_sync": False} if "init_sync" in _ddp_options() else {}
     caps = case.caps_mb
     if len(caps) == 1:
         options["bucket_cap_mb"] = caps[0]

@@ -234,7 +234,7 @@ class _StageRun:
         return Ending(status="cut", reason=reason)
 
     def _missing(self, launch: int) -> list[AnyCase]:
-        """The cases that a launch has yet to measure, without those that have failed."""
+        """Return the cases that a launch has yet to measure, without those that have failed."""
         return missing_cases(self.request, self.ledger.store.records, launch, self.ledger.failed)
 
     def _warn(self, text: str) -> None:

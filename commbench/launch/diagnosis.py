@@ -313,7 +313,7 @@ class MemoryKills:
         self._before = self._count()
 
     def is_out_of_memory(self, host: str) -> bool | None:
-        """Whether something was killed; None if unknown, as on other hosts than this one."""
+        """Return whether something was killed; None if unknown, as on other hosts than this one."""
         now = self._count()
         if host not in {"", socket.gethostname()} or now is None or self._before is None:
             return None

@@ -60,18 +60,18 @@ def own_place(rank: int) -> Place:
 
 
 def emulated_conditions() -> Emulated | None:
-    """The conditions of the emulated cluster that this host belongs to; None on a real one."""
+    """Return the conditions of the emulated cluster that this host belongs to; None on a real one."""
     conditions: Emulated | None = json.loads(os.environ.get(EMULATED) or "null")
     return conditions
 
 
 def share_clock(places: Sequence[Place]) -> bool:
-    """Whether all ranks read the same clock."""
+    """Return whether all ranks read the same clock."""
     return len({place.clock for place in places}) == 1
 
 
 def are_oversubscribed(places: Sequence[Place]) -> bool:
-    """Whether some ranks share a CPU: on any machine, more ranks than CPUs that they may use together."""
+    """Return whether some ranks share a CPU: on any machine, more ranks than CPUs that they may use together."""
     machines: dict[str, list[Place]] = defaultdict(list)
     for place in places:
         machines[place.machine].append(place)

@@ -55,7 +55,7 @@ class LostPeer:
 
 
 def is_connection_lost(message: str) -> bool:
-    """Whether a library's message says that the connection to another rank is lost."""
+    """Return whether a library's message says that the connection to another rank is lost."""
     return bool(_CONNECTION_LOST.search(message))
 
 

@@ -158,7 +158,7 @@ class Ledger:
         return code
 
     def _lacks_cases(self) -> bool:
-        """Whether a case of a cut stage has no launch at all, and no prediction in its place."""
+        """Return whether a case of a cut stage has no launch at all, and no prediction in its place."""
         needed = (request for request in self._cut if not request.is_optional)
         return any(unmeasured_cases(request, self.store.records) for request in needed)
 

@@ -205,7 +205,7 @@ class _Duty:
         return train_launch(cases, terms, rank, duty, launch=self.plan.launch)
 
     def is_out_of_time(self, slices: float = 1.0) -> bool:
-        """Whether no further case is wanted, or a case of ``slices`` would begin too late; rank 0 decides for all."""
+        """Return whether no further case is wanted, or ``slices`` would begin too late; rank 0 decides for all."""
         budget = self.plan.budget
         seconds, needed_s = time.monotonic() - self.begun, slices * budget.slice_s + budget.energy_s
         late = self.plan.deadline_s is not None and seconds + needed_s > self.plan.deadline_s

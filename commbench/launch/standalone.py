@@ -91,7 +91,7 @@ class OwnLaunch(LaunchLedger):
                 self.ledger.close(self.close(ending), signal=signal.SIGINT)
 
     def refuse(self) -> bool:
-        """Whether the request is refused before the ranks came together: the run then stays as it was."""
+        """Return whether the request is refused before the ranks came together: the run then stays as it was."""
         with self.ledger.lock:
             is_refused = self.is_open and not self.has_session
             self.is_open = self.is_open and not is_refused

@@ -123,7 +123,7 @@ class Supervisor:
         return self._judge(launched.finish(self._handle))
 
     def _is_over(self, launched: Launched) -> bool:
-        """Whether a signal ends the launch at once; else its ranks are told, once, to finish their case."""
+        """Return whether a signal ends the launch at once; else its ranks are told, once, to finish their case."""
         if self._interrupts.now or not self._has_begun:
             return True
         if not self._finishing:

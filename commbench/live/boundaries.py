@@ -107,7 +107,7 @@ class Boundaries:
         self._step.updated_ns = time.perf_counter_ns()
 
     def _is_owner(self, optimizer: Optimizer) -> bool:
-        """Whether the optimiser updates parameters of the model."""
+        """Return whether the optimiser updates parameters of the model."""
         if optimizer not in self._owners:
             groups = getattr(optimizer, "param_groups", ())
             self._owners[optimizer] = any(id(p) in self._ids for group in groups for p in group["params"])

@@ -76,7 +76,7 @@ def is_compiled(ddp_model: DistributedDataParallel) -> bool:
 
 
 def _has_safe_hook(ddp_model: DistributedDataParallel) -> bool:
-    """Whether the script's own hook, if it has one, works with any buckets: it keeps no state, or one by parameter."""
+    """Return whether the script's own hook, if any, works with any buckets: it keeps no state, or one by parameter."""
     hooks = own_hooks(ddp_model)
     if not hooks:
         return not ddp_model._get_ddp_logging_data().get("comm_hook")  # noqa: SLF001 - a hook of DDP's C++ part
@@ -216,7 +216,7 @@ def _making_own_models() -> Iterator[None]:
 
 
 def makes_own_models() -> bool:
-    """Whether a DDP object that is made now is commbench's own, not the script's."""
+    """Return whether a DDP object that is made now is commbench's own, not the script's."""
     return _Making.is_own
 
 

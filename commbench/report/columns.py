@@ -108,7 +108,7 @@ class Column(Generic[R]):
         return Cell(self.text_of(scaled), value=scaled)
 
     def is_needed(self, cells: Iterable[Cell]) -> bool:
-        """Whether its cells hold anything to read."""
+        """Return whether its cells hold anything to read."""
         texts = {(cell.text, cell.flags) for cell in cells}
         return len(texts) > 1 if self.should_vary else texts != {("", ())}
 
@@ -281,10 +281,10 @@ def verdict_cell(verdict: str) -> Cell:
 
 def printed(table: Table, **options: Any) -> RichTable:  # noqa: ANN401 - rich's
     """Return the table for `rich.console.Console.print`; a table with a title has no line below its headings."""
-    looks: dict[str, Any] = {"title": table.title, "title_justify": "left", "title_style": "bold", "box": None}
-    if not table.title:
-        looks = {"box": box.SIMPLE_HEAD, "pad_edge": False, "show_edge": False}
-    made = RichTable(**looks | options)
+    if table.title:
+        made = RichTable(title=table.title, title_justify="left", title_style="bold", **{"box": None, **options})
+    else:
+        made = RichTable(pad_edge=False, show_edge=False, **{"box": box.SIMPLE_HEAD, **options})
     for column in table.columns:
         justify: Literal["left", "right"] = "right" if column.is_number else "left"
         made.add_column(Text(column.heading), justify=justify, no_wrap=not column.can_wrap)

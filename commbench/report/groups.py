@@ -20,12 +20,12 @@ MOST_RANKS = 4
 
 
 def groups_in(rows: Iterable[Row]) -> list[str]:
-    """The groups of the rows of one pattern, in row order; empty if all ranks are in one group."""
+    """Return the groups of the rows of one pattern, in row order; empty if all ranks are in one group."""
     return list(dict.fromkeys(row.group for row in rows if row.group and makes_groups(row.pattern)))
 
 
 def name_groups(rows: Sequence[Row]) -> str:
-    """The groups of a pattern, e.g. ``: 2 groups 0-1, 2-3``; empty without groups."""
+    """Return the groups of a pattern, e.g. ``: 2 groups 0-1, 2-3``; empty without groups."""
     groups = groups_in(rows)
     if len(groups) > MOST_SHOWN:
         return f": {len(groups)} groups"
@@ -34,13 +34,13 @@ def name_groups(rows: Sequence[Row]) -> str:
 
 
 def brief(group: str) -> str:
-    """The text of a group: of many non-adjacent ranks, the first two and the last."""
+    """Return the text of a group: of many non-adjacent ranks, the first two and the last."""
     ranks = group.split(",")
     return group if len(ranks) <= MOST_RANKS else f"{ranks[0]},{ranks[1]},..,{ranks[-1]}"
 
 
 def chosen(rows: Sequence[Row], total: int) -> dict[str, Row]:
-    """The rows of one size to show, by label: every group, or three that represent many.
+    """Return the rows of one size to show, by label: every group, or three that represent many.
 
     Args:
         rows: of concurrent groups.
@@ -53,13 +53,13 @@ def chosen(rows: Sequence[Row], total: int) -> dict[str, Row]:
 
 
 def middle(rows: Iterable[Row]) -> Row:
-    """The group of median time; of an even number, the faster of the middle two."""
+    """Return the group of median time; of an even number, the faster of the middle two."""
     ordered = sorted(rows, key=lambda row: row.time_us or 0.0)
     return ordered[(len(ordered) - 1) // 2]
 
 
 def rates_together(rows: Sequence[Row], total: int) -> tuple[float | None, float | None]:
-    """The combined (algbw, busbw) of all groups in GB/s; None if a group has no rate."""
+    """Return the combined (algbw, busbw) of all groups in GB/s; None if a group has no rate."""
     rates = [(row.algbw_GBps, row.busbw_GBps) for row in rows if row.status == "ok"]
     pairs = [(algbw, busbw) for algbw, busbw in rates if algbw is not None and busbw is not None]
     if len(pairs) < total:
@@ -68,7 +68,7 @@ def rates_together(rows: Sequence[Row], total: int) -> tuple[float | None, float
 
 
 def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Sequence[str]) -> list[str]:
-    """One sentence for each column: the group most often slowest beyond noise, and by how much.
+    """Return one sentence for each column: the group most often slowest beyond noise, and by how much.
 
     Args:
         columns: rows of several groups, by label of the column.

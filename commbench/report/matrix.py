@@ -31,7 +31,7 @@ WIDTH, PADDING = 100, 3
 
 
 def render_matrices(matrices: Sequence[Matrix], findings: Findings) -> list[RenderableType]:
-    """Every matrix as a table, hosts by hosts if there are several, else ranks by ranks."""
+    """Return every matrix as a table, hosts by hosts if there are several, else ranks by ranks."""
     parts = [part for matrix in matrices for part in _render(matrix, findings.stragglers)]
     if not any(straggler.links for straggler in findings.stragglers):
         return parts
@@ -51,7 +51,7 @@ def _render(matrix: Matrix, stragglers: Iterable[Straggler]) -> list[RenderableT
 
 
 def _untimed(matrix: Matrix) -> list[RenderableType]:
-    """A sentence with the number of untimed pairs, if there are any."""
+    """Return a sentence with the number of untimed pairs, if there are any."""
     if not matrix.untimed:
         return []
     pairs = matrix.untimed + len(matrix.source)
@@ -71,7 +71,7 @@ def _units(matrix: Matrix) -> tuple[list[str], Links]:
 
 
 def _scale(matrix: Matrix, links: Links) -> tuple[str, Callable[[float], str]]:
-    """The quantity in the cells, in a unit that suits the fastest link, and the formatter of a time in us."""
+    """Return the quantity in the cells, in a unit that suits the fastest link, and the formatter of a time in us."""
     fastest_us = math.exp(np.nanmin(links.values, initial=math.inf))
     if OPERATIONS[matrix.case.operation].quantity == "time":
         scale, unit = time_unit(1e-6 * fastest_us)
@@ -81,14 +81,14 @@ def _scale(matrix: Matrix, links: Links) -> tuple[str, Callable[[float], str]]:
 
 
 def rate_unit(most_GBps: float) -> tuple[float, str]:  # noqa: N803 - a unit
-    """The unit for rates up to this one, in GB/s and by name."""
+    """Return the unit for rates up to this one, in GB/s and by name."""
     return next((scale, unit) for scale, unit in _RATE_UNITS if most_GBps >= scale or unit == _RATE_UNITS[-1][1])
 
 
 def name_range(
     matrix: Matrix, chosen: NDArray[np.bool_], shares: tuple[float, float] = (0.0, 1.0), unit: str = ""
 ) -> str:
-    """The range over pairs: ``5.86 to 21.9 MB/s``, or one value if both ends agree; empty without valid pairs.
+    """Return the range over pairs: ``5.86 to 21.9 MB/s``, or one value if both ends agree; empty without valid pairs.
 
     Args:
         matrix: the measured matrix.
@@ -130,7 +130,7 @@ def _each_with_each(
 
 
 def _headings(names: Sequence[str]) -> list[str]:
-    """The column headings: names, or numbers if the names do not fit."""
+    """Return the column headings: names, or numbers if the names do not fit."""
     if (len(names) + 1) * (max(map(len, names)) + PADDING) <= WIDTH:
         return list(names)
     return [str(number) for number in range(1, len(names) + 1)]
@@ -139,7 +139,7 @@ def _headings(names: Sequence[str]) -> list[str]:
 def _worst(
     text_of: Callable[[float], str], names: Sequence[str], links: Links, stragglers: Sequence[Straggler]
 ) -> Table:
-    """The hosts or ranks that are slowest relative to what their partners reach elsewhere."""
+    """Return the hosts or ranks that are slowest relative to what their partners reach elsewhere."""
     between = links[links.source != links.target]
     sends, receives = (scores[0] for scores in between.scores(len(names)))
     score = np.fmax(sends, receives)
@@ -167,7 +167,7 @@ def _cell(text_of: Callable[[float], str], time_us: float, *, slow: bool) -> Cel
 
 
 def conclude(findings: Findings) -> str:
-    """The stragglers in one paragraph; empty if nothing could be compared."""
+    """Return the stragglers in one paragraph; empty if nothing could be compared."""
     parts = [*_named(findings.stragglers)]
     judged = [family for family in findings.families if family.launches >= family.needed > 0]
     left = [family for family in findings.families if family.launches < family.needed]
@@ -179,7 +179,7 @@ def conclude(findings: Findings) -> str:
 
 
 def _named(stragglers: Iterable[Straggler]) -> list[str]:
-    """One clause for each straggler; one that several quantities show is named once."""
+    """Return one clause for each straggler; one that several quantities show is named once."""
     clauses = []
     for (name, does), same in rows_by(stragglers, lambda straggler: (straggler.name, straggler.does)).items():
         first, *others = sorted(same, key=lambda straggler: -straggler.factor)
@@ -211,13 +211,13 @@ def _unjudged(families: Sequence[Family]) -> str:
 
 
 def why_unjudged(families: Sequence[Family]) -> str:
-    """The families with too few launches for a statement."""
+    """Return the families with too few launches for a statement."""
     launches, needed = max(family.launches for family in families), max(family.needed for family in families)
     return f"{counted(launches, 'launch')} cannot distinguish slowness from chance and {needed} would"
 
 
 def _by_kind(families: Sequence[Family]) -> tuple[dict[str, int], dict[str, float]]:
-    """The number of units of each kind, and the ratio that would have been detected in any family."""
+    """Return the number of units of each kind, and the ratio that would have been detected in any family."""
     counts: dict[str, int] = {}
     detectable: dict[str, float] = {}
     for family in families:

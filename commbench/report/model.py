@@ -69,7 +69,7 @@ def _rate(beta_us_per_byte: float) -> float | None:
 
 
 def conclude_model(model: NetworkModel) -> str:
-    """One line on the error of the model; empty without curves."""
+    """Return one line on the error of the model; empty without curves."""
     if not model.curves:
         return ""
     held_out, worst = _error(model.held_out_error), _error(model.worst_residual)
@@ -87,7 +87,7 @@ def _error(share: float | None) -> str:
 
 
 def render_model(model: NetworkModel) -> RenderableType:
-    """One line for each segment of every curve: start-up time alpha, rate 1 / beta, their intervals and errors."""
+    """Return a line for each segment of every curve: start-up time alpha, rate 1 / beta, their intervals and errors."""
     if not model.curves:
         return Text(
             f"No model: fitting one needs {LEAST_SIZES} message sizes of an operation, by ranks that do not share "

@@ -20,7 +20,7 @@ from commbench.units import counted, format_size, three_digits
 
 
 def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
-    """Each reason once, with a count; reasons that differ in ranks, sizes, operation or hook only are merged."""
+    """Return each reason once, with a count; reasons that differ in ranks, sizes, operation or hook only are merged."""
     groups = rows_by(rows, lambda row: row.reason.key(row.subject) if row.reason else None)
     return [_sentence(group) for key, group in groups.items() if key]
 
@@ -54,7 +54,7 @@ _ASSUMED = (
 
 
 def render_basis(network: GrowingNetwork, runs: Sequence[str]) -> list[RenderableType]:
-    """The basis of the predictions, the method, and the error of such predictions."""
+    """Return the basis of the predictions, the method, and the error of such predictions."""
     title = f"PREDICTED, not measured, from {' and '.join(runs)}"
     overs = list(dict.fromkeys(curve.held_out.over for curve in network.curves.values()))
     lines = [
@@ -115,7 +115,7 @@ def _is_useless(error: float | None) -> bool:
 
 
 def _warning(errors: Iterable[float | None]) -> list[RenderableType]:
-    """A warning not to decide by predictions of which some were far off."""
+    """Return a warning not to decide by predictions of which some were far off."""
     error = max((error for error in errors if error is not None), default=None)
     if not _is_useless(error):
         return []
@@ -153,12 +153,12 @@ def _nothing(_: object) -> str:
 
 
 def _has_level(rows: Iterable[CollectiveForecast]) -> bool:
-    """Whether intervals rest on measured errors; a lower bound has none."""
+    """Return whether intervals rest on measured errors; a lower bound has none."""
     return all(row.level is not None for row in rows if row.time_us_high is not None)
 
 
 def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
-    """A table for each workload and rate: the step of every hook at its best bucket size, over ranks."""
+    """Return a table for each workload and rate: the step of every hook at its best bucket size, over ranks."""
     parts: list[RenderableType] = []
     rows = list(rows)
     for (*_, rate), members in itertools.groupby(rows, _workload_of):
@@ -183,7 +183,7 @@ def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
 
 
 def _name_of(row: StepForecast | BreakEvenForecast, rows: Iterable[StepForecast | BreakEvenForecast]) -> str:
-    """The workload, with what distinguishes it from the others."""
+    """Return the workload, with what distinguishes it from the others."""
     words = [row.backend, f"batch {row.batch_per_rank} a rank", *([] if row.precision == "fp32" else [row.precision])]
     named = f"{row.workload} ({', '.join(words)}"
     alike = {other.trained_on for other in rows if _workload_of(other)[:4] == _workload_of(row)[:4]}
@@ -198,7 +198,7 @@ def _uncertainty_notes(group: Sequence[StepForecast] | Sequence[BreakEvenForecas
 
 
 def _has_level_of_steps(rows: Iterable[StepForecast | BreakEvenForecast]) -> bool:
-    """Whether intervals rest on measured errors; a lower bound has none."""
+    """Return whether intervals rest on measured errors; a lower bound has none."""
     return all(row.level is not None for row in rows if row.status == "ok" and _has_interval(row))
 
 
@@ -207,7 +207,7 @@ def _has_interval(row: StepForecast | BreakEvenForecast) -> bool:
 
 
 def _known_of_steps(local_ms: float, row: StepForecast) -> Text:
-    """The basis of the step predictions, and the error of such predictions."""
+    """Return the basis of the step predictions, and the error of such predictions."""
     how = "as measured"
     if row.ranks_a_core > 1:
         how = f"as measured by {row.ranks_a_core:.3g} ranks a core, divided by that as all computing is"
@@ -232,7 +232,7 @@ def _step_cells(row: StepForecast) -> tuple[str, ...]:
 
 
 def render_break_evens(rows: Sequence[BreakEvenForecast]) -> list[RenderableType]:
-    """The map of break-even densities: a line for each number of ranks, a column for each link rate."""
+    """Return the map of break-even densities: a line for each number of ranks, a column for each link rate."""
     parts: list[RenderableType] = []
     for _, members in itertools.groupby(rows, lambda row: _workload_of(row)[:-1]):
         group = list(members)
@@ -299,7 +299,7 @@ def _any_ok(rows: Iterable[AnyForecast]) -> bool:
 
 
 def _reasons(rows: Iterable[AnyForecast]) -> list[RenderableType]:
-    """The reasons for missing predictions, each once."""
+    """Return the reasons for missing predictions, each once."""
     return [Text(f"- {reason}") for reason in unpredicted(rows)]
 
 

@@ -93,7 +93,7 @@ def _bandwidths(family: Family) -> Chart | None:
 
 
 def _apart(values: Sequence[float], least: float) -> tuple[float, float]:
-    """The ends of the axis, at least a given distance apart: on a narrower axis noise looks like a trend."""
+    """Return the ends of the axis, at least a given distance apart: on a narrower axis noise looks like a trend."""
     low, high = min(values), max(values)
     room = max(0.0, least - (high - low)) / 2
     return low - room, high + room
@@ -105,7 +105,7 @@ def _rates(curve: Curve) -> list[Point]:
 
 
 def _steps(group: Group) -> Chart | None:
-    """The step over bucket size, the default first; None with fewer than two sizes. Lists of sizes are left out."""
+    """Return the step over bucket size, the default first, without lists of sizes; None with fewer than two sizes."""
     able = [line for trial in group.trials for line in lines_of(trial)]
     shown = able[:MOST_SERIES]
     caps = sorted({cap for line in shown for cap in line.measured if "+" not in cap}, key=_cap)
@@ -141,7 +141,7 @@ def _cap(text: str) -> float:
 
 
 def _lines(chart: Chart, width: int) -> Iterable[Text]:
-    """The lines of the canvas from top to bottom, with y labels, the axis and x labels."""
+    """Yield the lines of the canvas from top to bottom, with y labels, the axis and x labels."""
     left, right = min(chart.x_labels), max(chart.x_labels)
     low, high = chart.limits
     canvas = _Canvas(width)
@@ -182,7 +182,7 @@ class _Canvas:
             self._styles[row // 4][column // 2] = style
 
     def lines(self) -> Iterable[Text]:
-        """The lines from top to bottom."""
+        """Yield the lines from top to bottom."""
         for row, (dots, styles) in enumerate(zip(self._dots, self._styles, strict=True)):
             line = Text()
             for column, (dot, style) in enumerate(zip(dots, styles, strict=True)):
@@ -197,7 +197,7 @@ def _number(value: float) -> str:
 
 
 def _below(labels: dict[float, str], left: float, right: float, width: int) -> str:
-    """The x labels that do not overlap; the last one ends with the axis."""
+    """Return the x labels that do not overlap; the last one ends with the axis."""
     text = ""
     for x, label in labels.items():
         start = min(round((x - left) / (right - left) * (width - 1)), width - len(label))

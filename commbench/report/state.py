@@ -38,7 +38,7 @@ def undecided(run: Run) -> str:
 
 
 def time_spent(run: Run) -> str:
-    """The shares of the run's time; empty before the first launch has ended."""
+    """Return the shares of the run's time; empty before the first launch has ended."""
     launches = run.info.get("launches") or []
     total = sum(launch.get("seconds", 0.0) for launch in launches)
     if not total:
@@ -60,7 +60,7 @@ def time_spent(run: Run) -> str:
 
 
 def tools_of(run: Run) -> dict[str, list[str]]:
-    """The other tools behind an imported run, with their output files; empty for commbench's own runs."""
+    """Return the other tools behind an imported run, with their output files; empty for commbench's own runs."""
     files: dict[str, list[str]] = {}
     for output in run.info.get("imported") or ():
         tool = f"{output['tool']} {output['version'].removeprefix('OSU ')}".strip()
@@ -69,12 +69,12 @@ def tools_of(run: Run) -> dict[str, list[str]]:
 
 
 def origins(run: Run) -> list[str]:
-    """The other tools behind an imported run, a sentence for each."""
+    """Return the other tools behind an imported run, a sentence for each."""
     return [f"Measured by {tool}, imported from {', '.join(names)}." for tool, names in tools_of(run).items()]
 
 
 def explain_time(runs: Iterable[Run]) -> str:
-    """The meaning of the times; imported runs have their tool's definition."""
+    """Return the meaning of the times; imported runs have their tool's definition."""
     stated = {record.stated.time if record.stated else "" for run in runs for record in run.records}
     definitions = " or the ".join(sorted(stated - {""}))
     if not definitions:
@@ -85,7 +85,7 @@ def explain_time(runs: Iterable[Run]) -> str:
 
 
 def counted_energy(energy_of: str) -> str:
-    """The counters behind an energy, as text: ``the GPUs alone``; see `commbench.engine.records.Record.energy_of`."""
+    """Return the counters behind an energy as text: ``the GPUs alone``; see `engine.records.Record.energy_of`."""
     whole = {"": "all that was metered", "cpu+gpu": "processors and GPUs"}
     return whole.get(energy_of) or f"the {_KINDS.get(energy_of, energy_of)} alone"
 
@@ -98,7 +98,7 @@ def unmetered(run: Run) -> list[str]:
 
 
 def result_files(run: Run) -> list[Path]:
-    """The main table, and the table of pairs if the main one only summarises it; empty for a killed run."""
+    """Return the main table, and the table of pairs if the main one only summarises it; empty for a killed run."""
     tables = [SUMMARY, DDP] if run.records and not predictions(run) else [DDP, SUMMARY]
     first = next((name for name in tables if (run.path / name).exists()), SAMPLES)
     others = [name for name in (PAIRS, PREDICTIONS) if (run.path / name).exists()]

@@ -123,7 +123,7 @@ def _table_order(row: Row) -> tuple[object, ...]:
 
 
 def _render_group(rows: Sequence[Row], width: int, hosts: Sequence[str]) -> list[RenderableType]:
-    """The tables of one group under one heading, and the reasons for missing results."""
+    """Return the tables of one group under one heading, and the reasons for missing results."""
     groups = len(groups_in(rows))
     columns = columns_of(rows, lambda row: (row.message_bytes, row.group if groups > 1 else ""))
     tables = (_build_table(part, groups) for part in _fitting(columns, width, groups))
@@ -219,12 +219,12 @@ def _time(row: Row) -> str:
 
 
 def format_time_us(row: Row) -> str:
-    """The row's time with its interval in one unit: ``1.23 us [1.20, 1.31]``; empty without a time."""
+    """Return the row's time with its interval in one unit: ``1.23 us [1.20, 1.31]``; empty without a time."""
     return time_with_interval(row.time_us, row.time_us_ci_low, row.time_us_ci_high)
 
 
 def title_of(rows: Sequence[Row]) -> str:
-    """The heading of rows of one operation: operation, type, pattern, ranks and launches."""
+    """Return the heading of rows of one operation: operation, type, pattern, ranks and launches."""
     first = rows[0]
     words: list[object] = [first.operation, *_common(rows, "dtype"), *_common(rows, "redop")]
     words += ["in place" if in_place else "out of place" for in_place in _common(rows, "in_place")]
@@ -234,13 +234,13 @@ def title_of(rows: Sequence[Row]) -> str:
 
 
 def _common(rows: Iterable[Row], name: str) -> list[Any]:
-    """The common value of a column as a list item; empty if rows differ or it does not apply."""
+    """Return the common value of a column as a list item; empty if rows differ or it does not apply."""
     values = {getattr(row, name) for row in rows}
     return [value for value in values if len(values) == 1 and value is not None]
 
 
 def _setting(rows: Sequence[Row]) -> str:
-    """The numbers of ranks, hosts and launches."""
+    """Return the numbers of ranks, hosts and launches."""
     first = rows[0]
     hosts = f" on {counted(first.nodes, 'host')}" if first.nodes else ""
     ranks = f"{first.world_size} ranks{hosts}" if first.world_size else ""
@@ -276,7 +276,7 @@ def without_shared_flags(rows: Sequence[FlaggedT]) -> list[FlaggedT]:
 
 
 def legend(rows: Sequence[Flagged]) -> list[RenderableType]:
-    """The marks in use, in one line."""
+    """Return the marks in use, in one line."""
     used = {flag.name for row in rows for flag in split_flags(row.flags)}
     explained = [f"{flag.mark} {flag.name}" for flag in FLAGS.values() if flag.name in used]
     return [Text("\nmarks: " + ", ".join(explained), style="yellow")] if explained else []
@@ -373,7 +373,7 @@ def warned(rows: Sequence[Flagged], info: RunInfo, *, things: Things) -> list[Wa
 
 
 def budget_of(info: RunInfo) -> str | None:
-    """The name of the run's budget; None if unknown."""
+    """Return the name of the run's budget; None if unknown."""
     plan = info.get("plan")
     stated = info.get("budget") or (plan.get("budget") if isinstance(plan, Mapping) else None)
     name = stated.get("name") if isinstance(stated, Mapping) else stated
@@ -421,7 +421,7 @@ def _example(rows: Sequence[Flagged]) -> str:
 
 
 def _more_launches(info: RunInfo) -> str:
-    """The next larger budget with more launches; none above the largest."""
+    """Return the next larger budget with more launches; none above the largest."""
     names = list(BUDGETS)
     budget = budget_of(info)
     if budget == names[-1]:
@@ -431,7 +431,7 @@ def _more_launches(info: RunInfo) -> str:
 
 
 def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
-    """The table of a scaling study; empty for other runs."""
+    """Return the table of a scaling study; empty for other runs."""
     if not growths:
         return []
     ranks = sorted({number for growth in growths for number in growth.rows})
@@ -454,6 +454,6 @@ def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
 
 
 def growth_text(growth: Growth) -> str:
-    """The growth with its interval: ``1.84 [1.80, 1.88]``."""
+    """Return the growth with its interval: ``1.84 [1.80, 1.88]``."""
     low, high = (growth.interval.low, growth.interval.high) if growth.interval else (None, None)
     return with_interval(growth.ratio, low, high, 2, most=math.inf)

@@ -40,7 +40,7 @@ def _blocks(rows: Iterable[Row], block: Callable[[Row], Key], unique: Callable[[
 
 
 def _group_of(row: Row) -> str:
-    """The group of a row if its pattern makes groups: each group has its own block."""
+    """Return the group of a row if its pattern makes groups: each group has its own block."""
     return row.group if makes_groups(row.pattern) else ""
 
 
@@ -202,7 +202,7 @@ def _osu_block(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _osu_line(row: Row) -> Iterator[str]:
-    """One size and its value; empty for a row without a value (MB = 1e6 bytes)."""
+    """Yield one size and its value; empty for a row without a value (MB = 1e6 bytes)."""
     if OPERATIONS[row.operation].windowed:
         value = None if row.algbw_GBps is None else 1e3 * row.algbw_GBps
     else:

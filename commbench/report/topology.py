@@ -69,7 +69,7 @@ def _far_gpus(topology: Topology) -> list[str]:
 
 
 def _placement(topology: Topology, cpus: Sequence[int]) -> list[str]:
-    """The NUMA nodes of this process, compared with those of the active adapters."""
+    """Return the NUMA nodes of this process, compared with those of the active adapters."""
     here, ports = nodes_of(cpus, topology["numa"]), _in_use(topology)
     there = sorted({node for node in ports.values() if node is not None})
     sentence = ""

@@ -50,12 +50,12 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
 
 
 def trained_together(rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
-    """The rows of each table: one workload, number of ranks and batch."""
+    """Return the rows of each table: one workload, number of ranks and batch."""
     return list(rows_by(rows, attrgetter("workload", "world_size", "batch_per_rank")).values())
 
 
 def training_warnings(run: Run) -> list[str]:
-    """The warnings about a run's training, each once."""
+    """Return the warnings about a run's training, each once."""
     rows = run.training_rows
     if run.info.get("candidates"):  # a tuning plans its launches, so only failures matter
         return failures([row for row in rows if row.status != "ok"], len(rows))
@@ -87,7 +87,7 @@ def render_recommendation(recommendation: Recommendation) -> list[RenderableType
 
 
 def hook_label(row: TrainingRow | PredictionRow) -> str:
-    """The hook as typed, and other settings that differ from the defaults, without buckets."""
+    """Return the hook as typed, and other settings that differ from the defaults, without buckets."""
     words = [hook_words(row.hook, row.density, row.hook_options)]
     words += [] if row.precision == "fp32" else [row.precision]
     words += [f"x{row.accumulation}"] if (row.accumulation or 1) > 1 else []
@@ -141,7 +141,7 @@ _COLUMNS: tuple[Column[TrainingRow], ...] = (
 
 
 def training_title(rows: Sequence[TrainingRow]) -> str:
-    """The title of rows that were trained together: workload, hosts, ranks and launches."""
+    """Return the title of rows that were trained together: workload, hosts, ranks and launches."""
     first = rows[0]
     hosts = f" on {counted(first.nodes, 'host')}" if first.nodes else ""
     parts = [first.backend, f"{counted(first.world_size or 0, 'rank')}{hosts}", f"batch {first.batch_per_rank} a rank"]
@@ -165,7 +165,7 @@ def without_ddp(rows: Sequence[TrainingRow]) -> list[str]:
 
 
 def _undecidable(rows: Sequence[TrainingRow]) -> list[str]:
-    """Whether every verdict must be inconclusive: too few launches for a family of this size."""
+    """Return whether every verdict must be inconclusive: too few launches for a family of this size."""
     judged = [row for row in rows if row.verdict]
     launches = max((row.launches or 0 for row in judged), default=0)
     if not judged or not family_hint(len(judged), launches, launches):
@@ -178,7 +178,7 @@ def _undecidable(rows: Sequence[TrainingRow]) -> list[str]:
 
 
 def named_setting(row: TrainingRow) -> str:
-    """A setting in a few words: its hook and its buckets."""
+    """Return a setting in a few words: its hook and its buckets."""
     return f"{hook_label(row)} with {row.bucket_cap_mb}{' MiB' if row.bucket_cap_mb != 'default' else ''} buckets"
 
 
@@ -223,7 +223,7 @@ def render_cost(recommendation: Recommendation, launches: Iterable[Launch] = ())
 
 
 def prediction_title(rows: Iterable[PredictionRow]) -> str:
-    """The basis of the predictions, and their error."""
+    """Return the basis of the predictions, and their error."""
     return f"Predicted from the calibration{_said(held_out_accuracy(rows))}"
 
 

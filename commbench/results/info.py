@@ -134,12 +134,12 @@ class RunInfo(Environment, total=False):
 
 
 def is_live(info: RunInfo) -> bool:
-    """Whether the settings were tuned inside a person's own training."""
+    """Return whether the settings were tuned inside a person's own training."""
     return bool((info.get("plan") or {}).get("live"))
 
 
 def is_complete(info: RunInfo) -> bool:
-    """Whether every planned case was measured; also true of a run that its time limit has cut in later launches."""
+    """Return whether every planned case was measured, be it in fewer launches than planned."""
     return info.get("status", "complete") in {"complete", "cut"}
 
 

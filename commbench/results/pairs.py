@@ -175,13 +175,13 @@ def _matrix(records: Sequence[Record], info: RunInfo) -> Matrix:
 
 
 def hosts_of(info: RunInfo, ranks: int) -> list[str]:
-    """The host of each of ``ranks`` ranks, as ``run.json`` holds it; empty texts where it holds none."""
+    """Return the host of each of ``ranks`` ranks, as ``run.json`` holds it; empty texts where it holds none."""
     host_by_rank = {rank["rank"]: str(rank["host"]) for rank in info.get("ranks") or ()}
     return [host_by_rank.get(rank, "") for rank in range(ranks)]
 
 
 def _median(values: Floats) -> Floats:
-    """The median over launches, of what there is."""
+    """Return the median over launches, of what there is."""
     if np.isfinite(values).all():
         return np.asarray(np.median(values, axis=0))
     return np.asarray(np.nanmedian(values, axis=0))

@@ -372,7 +372,7 @@ class TimePlan:
         return min(self.budget.slice_s, max(SHORTEST_SLICE_S, share))
 
     def fits(self, now: float, *, slices: float, whole: bool = False, slice_s: float | None = None) -> bool:
-        """Whether a launch of ``slices`` would end before the limit.
+        """Return whether a launch of ``slices`` would end before the limit.
 
         ``slice_s`` is their length if it is fixed; None: they may be as short as `SHORTEST_SLICE_S`.
         """

@@ -62,7 +62,7 @@ class Trained:
         return self.outcome.is_ok and bool(self.timed)
 
     def sample_ms(self, launches: Iterable[int]) -> list[float]:
-        """The median time per sample in each of ``launches``."""
+        """Return the median time per sample in each of ``launches``."""
         return [self.steps_ms[launch] / self.case.samples_per_step for launch in launches]
 
     def block_sample_ms(self, launch: int) -> list[float]:
@@ -160,14 +160,14 @@ def paired_sample_ms(configuration: Trained, baseline: Trained) -> tuple[list[fl
 
 
 def pairs_blocks(configuration: Trained, baseline: Trained) -> bool:
-    """Whether two configurations are compared by blocks: in a live tuning with few launches that have both."""
+    """Return whether two configurations are compared by blocks: in a live tuning with few launches that have both."""
     launches = common_launches(configuration, baseline)
     records = [each.timed[launch] for launch in launches for each in (configuration, baseline)]
     return 0 < len(launches) < FEWEST_LIVE_LAUNCHES and all(len(record.block_at) for record in records)
 
 
 def has_rounds(configuration: Trained, baseline: Trained, launch: int) -> bool:
-    """Whether the blocks of both were divided in a launch, into at least `FEWEST_VISITS` rounds."""
+    """Return whether the blocks of both were divided in a launch, into at least `FEWEST_VISITS` rounds."""
     own, base = (each.timed[launch] for each in (configuration, baseline))
     rounds = len(own.block_lengths)
     return rounds >= FEWEST_VISITS and rounds == len(base.block_lengths) and own.is_divided and base.is_divided

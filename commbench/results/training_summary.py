@@ -47,12 +47,12 @@ FEWEST_STEPS = 3
 
 
 def training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[TrainingRow]:
-    """One row per configuration of the sweep, in the order of `keyed_training_rows`."""
+    """Return one row per configuration of the sweep, in the order of `keyed_training_rows`."""
     return list(keyed_training_rows(records, info).values())
 
 
 def keyed_training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> dict[TrainingCase, TrainingRow]:
-    """One row per configuration of the sweep, the baseline first in its group, then ordered by its settings.
+    """Return one row per configuration of the sweep, the baseline first in its group, then ordered by its settings.
 
     Args:
         records: as ``samples.jsonl`` holds them; the last one of a case and launch counts. Those of the
@@ -219,7 +219,7 @@ def _with_steps(row: TrainingRow, trained_case: Trained) -> TrainingRow:
 
 def _with_parts(row: TrainingRow, timed: Sequence[TrainingRecord]) -> TrainingRow:
     """Fill the columns made of one number a launch."""
-    medians: dict[str, Any] = {name: median_known(getattr(record, name) for record in timed) for name in _PARTS}
+    medians = {name: median_known(getattr(record, name) for record in timed) for name in _PARTS}
     agree = [record.ranks_agree for record in timed if record.ranks_agree is not None]
     memory = [record.peak_memory_bytes for record in timed if record.peak_memory_bytes is not None]
     return dataclasses.replace(
@@ -321,7 +321,7 @@ def _flags(trained_case: Trained, row: TrainingRow, group_flags: set[str], info:
 
 
 def _has_other_layout(trained_case: Trained, info: RunInfo) -> bool:
-    """Whether DDP made other buckets than ``info["layouts"]`` foresees for the configuration."""
+    """Return whether DDP made other buckets than ``info["layouts"]`` foresees for the configuration."""
     predicted = (info.get("layouts") or {}).get(trained_case.case.key)
     return predicted is not None and any(
         list(record.bucket_bytes) != predicted for record in trained_case.timed.values()
@@ -329,7 +329,7 @@ def _has_other_layout(trained_case: Trained, info: RunInfo) -> bool:
 
 
 def _is_odd(timed: Sequence[TrainingRecord]) -> bool:
-    """Whether the bytes really sent differ from theory by more than headers explain."""
+    """Return whether the bytes really sent differ from theory by more than headers explain."""
     sent = median_known(record.sent_bytes for record in timed)
     expected = median_known(record.expected_bytes for record in timed)
     if sent is None or expected is None:
@@ -339,7 +339,7 @@ def _is_odd(timed: Sequence[TrainingRecord]) -> bool:
 
 
 def _drifted(baseline: Trained | None) -> bool:
-    """Whether the baseline's blocks differ in at least half of its launches."""
+    """Return whether the baseline's blocks differ in at least half of its launches."""
     timed = list(baseline.timed.values()) if baseline else []
     return bool(timed) and 2 * sum(map(_blocks_differ, timed)) >= len(timed)
 
@@ -353,7 +353,7 @@ def _blocks_differ(record: TrainingRecord) -> bool:
 
 
 def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[BucketRow]:
-    """One row per bucket of each configuration of the sweep that was measured, ordered as `training_rows`.
+    """Return one row per bucket of each configuration of the sweep that was measured, ordered as `training_rows`.
 
     Launches in which the buckets were others than in most are left out.
     """
@@ -368,7 +368,7 @@ def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[Bucket
 
 
 def _bucket_rows_of(trained_case: Trained, info: RunInfo) -> list[BucketRow]:
-    identity: dict[str, Any] = {"schema": info.get("schema", SCHEMA), "run_id": str(info.get("run_id", ""))}
+    schema, run_id = info.get("schema", SCHEMA), str(info.get("run_id", ""))
     shared = {f.name for f in dataclasses.fields(BucketRow)}
     requested = {name: value for name, value in dataclasses.asdict(trained_case.case).items() if name in shared}
     launches = [record.buckets for record in trained_case.timed.values() if len(record.buckets)]
@@ -376,7 +376,7 @@ def _bucket_rows_of(trained_case: Trained, info: RunInfo) -> list[BucketRow]:
     usual = sizes.most_common(1)[0][0] if sizes else ()
     alike = [buckets for buckets in launches if tuple(bucket.size_bytes for bucket in buckets) == usual]
     return [
-        BucketRow(**identity, **requested, bucket=number, **_bucket_medians(of_bucket))
+        BucketRow(schema=schema, run_id=run_id, **requested, bucket=number, **_bucket_medians(of_bucket))
         for number, of_bucket in enumerate(zip(*alike, strict=True))
     ]
 

@@ -80,7 +80,7 @@ class RunRatio:
         return student_p(math.log(self.ratio) / self.error, self.freedom)
 
     def interval(self, level: float) -> Interval:
-        """The ratio's interval."""
+        """Return the ratio's interval."""
         factor = math.exp(min(_LARGEST, student_t(level, self.freedom) * self.error))
         return Interval(low=self.ratio / factor, high=self.ratio * factor, level=level)
 

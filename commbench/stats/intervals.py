@@ -136,7 +136,7 @@ def quantiles(values: Values, shares: Sequence[float]) -> list[float]:
 
 
 def _at(ordered: Values, share: float) -> float:
-    """The quantile of sorted values."""
+    """Return the quantile of sorted values."""
     place = share * (len(ordered) - 1)
     below = int(place)
     low, high, part = ordered[below], ordered[min(below + 1, len(ordered) - 1)], place - below

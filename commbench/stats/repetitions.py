@@ -36,7 +36,7 @@ class StoppingRule:
         return min(max(math.ceil(1.5 * n), self.floor), self.maximum)
 
     def satisfied(self, times_s: Values) -> bool:
-        """Whether the median of ``times_s`` (seconds) is known to the target or to two ticks, whichever is wider."""
+        """Return whether the median of ``times_s`` (seconds) is known to the wider of the target and two ticks."""
         if self.relative_half_width is None:
             return len(times_s) >= self.minimum
         interval = median_interval(times_s) if len(times_s) >= self.minimum else None

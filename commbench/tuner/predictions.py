@@ -262,7 +262,7 @@ def _measured_settings(trainings: Iterable[TrainingRecord], phase: str) -> list[
 
 
 def _choice(row: PredictionRow) -> Choice:
-    """The setting of a row."""
+    """Return the setting of a row."""
     names = {f.name for f in dataclasses.fields(TrainingCase)} & {f.name for f in dataclasses.fields(Choice)}
     return Choice(**{name: getattr(row, name) for name in names})
 

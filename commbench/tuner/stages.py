@@ -442,7 +442,7 @@ class TuningPlan:
         return f"{rounds}{fresh}: {share} in {counted(self.budget.training.launches, 'launch')}"
 
     def estimate_s(self) -> float:
-        """The estimated duration in seconds, if steps take as long as the default's and no second look is needed."""
+        """Return the estimated seconds, if steps take as long as the default's and no second look is needed."""
         calibrate, network = self.calibrate_request(), self.network_request()
         parts = [(len(r.cases), r.budget, r.budget.launches) for r in (calibrate, network)]
         launches = self.budget.round_launches

@@ -92,7 +92,7 @@ class TrainingPlan:
         return f"the fastest again in {counted(self.budget.confirm_launches, 'fresh launch')}"
 
     def estimate_s(self) -> float:
-        """The estimated duration of sweep and confirmation in seconds, if steps take as long as the baseline's."""
+        """Return the estimated seconds of sweep and confirmation, if steps take as long as the baseline's."""
         sweep = self.sweep_request()
         fresh = self._request(
             "confirm", self.measured[:1], self.budget.confirm_launches, blocks=self.budget.confirm_blocks

@@ -78,7 +78,7 @@ def halving_doubling_all_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
 
 
 def double_tree_all_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
-    """A reduction, then a broadcast, each in blocks over two binary trees at once (Sanders, sections 3 and 4)."""
+    """Return the time of a reduction, then a broadcast, in blocks over two binary trees (Sanders, sections 3 and 4)."""
     return double_tree_broadcast(p, n, hop) * 2 + _floats(n) * hop.gamma_us_per_byte * (_floats(p) > 1)
 
 

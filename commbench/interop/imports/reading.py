@@ -174,7 +174,7 @@ def whole_number(word: str) -> int:
 
 
 def importable_operation(operation: str, pattern: str, ranks: int) -> Operation:
-    """The entry of an operation in a pattern, among so many ranks.
+    """Return the entry of an operation in a pattern, among so many ranks.
 
     Raises:
         LeftOutError: there is none.

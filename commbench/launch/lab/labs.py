@@ -271,5 +271,5 @@ def _lock() -> int:
 
 
 def _is_in_place(handle: int) -> bool:
-    """Whether an open directory is still the one at `DIRECTORY`."""
+    """Return whether an open directory is still the one at `DIRECTORY`."""
     return os.path.samestat(DIRECTORY.stat(), os.fstat(handle))

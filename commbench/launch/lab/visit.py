@@ -144,7 +144,7 @@ FROM_KEYS = frozenset({signal.SIGINT, signal.SIGQUIT})
 
 
 def is_foreground() -> bool:
-    """Whether the terminal's keys send signals to this process, and so to its children in the same group."""
+    """Return whether the terminal's keys send signals to this process, and so to its children in the same group."""
     try:
         with Path("/dev/tty").open("rb") as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()

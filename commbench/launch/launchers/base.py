@@ -141,7 +141,7 @@ class Placement:
         return "hwthread" if self.is_local and ranks > hosts.local_cores() else "core"
 
     def shares_cores(self, ranks: int) -> bool:
-        """Whether ranks share cores: more ranks than slots, or emulated hosts, which all have the same cores."""
+        """Return whether ranks share cores: more ranks than slots, or emulated hosts, which all have the same cores."""
         return ranks > self.slots() or bool(self.environ.get(hosts.EMULATED))
 
     @property

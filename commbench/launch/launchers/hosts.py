@@ -37,7 +37,7 @@ def node_slots(hostfile: Path | None, environ: Mapping[str, str]) -> list[int]:
 
 
 def is_pbs_file(hostfile: Path, environ: Mapping[str, str]) -> bool:
-    """Whether it is a PBS job's node file, in which a host that is listed once has one slot (``mpiprocs=1``)."""
+    """Return whether it is a PBS job's node file, in which a host that is listed once has one slot (``mpiprocs=1``)."""
     return str(hostfile) == environ.get("PBS_NODEFILE")
 
 

@@ -92,7 +92,7 @@ def _free_port() -> int:
 
 
 def in_allocation(environ: Mapping[str, str]) -> bool:
-    """Whether this process may start steps of a Slurm job."""
+    """Return whether this process may start steps of a Slurm job."""
     return "SLURM_JOB_ID" in environ
 
 
@@ -118,7 +118,7 @@ def nodes_to_name(mpirun: str, environ: Mapping[str, str]) -> tuple[tuple[str, i
 
 
 def _knows_slurm(mpirun: str) -> bool:
-    """Whether an Open MPI can start its daemons by Slurm; assumed if it does not tell."""
+    """Return whether an Open MPI can start its daemons by Slurm; assumed if it does not tell."""
     report = "".join(_output_of([str(Path(mpirun).with_name(name))]) for name in ("prte_info", "ompi_info"))
     return not re.search(r"MCA plm: ", report) or bool(re.search(r"MCA plm: slurm", report))
 

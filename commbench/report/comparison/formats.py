@@ -120,7 +120,7 @@ _CASE_COLUMNS = {f.name for case_class in (Case, TrainingCase) for f in fields(c
 
 
 def comparison_rows(table: ComparisonTable, threshold: float) -> list[ComparisonRow]:
-    """The cases in table order, then the cases that only one side has."""
+    """Return the cases in table order, then the cases that only one side has."""
     names = names_of(table)
     lost = [
         ComparisonRow(
@@ -135,7 +135,7 @@ def comparison_rows(table: ComparisonTable, threshold: float) -> list[Comparison
 
 
 def _identity(case: ComparedCase | BrokenCase, names: Mapping[AnyCase, str]) -> dict[str, Any]:
-    """The columns that identify a case."""
+    """Return the columns that identify a case."""
     fields = {name: getattr(case.case, name) for name in _CASE_COLUMNS if hasattr(case.case, name)}
     if isinstance(case.case, TrainingCase):
         return {**fields, "kind": "training", "case": names[case.case]}
@@ -168,12 +168,12 @@ def _row(case: ComparedCase, names: Mapping[AnyCase, str], table: ComparisonTabl
 
 
 def comparison_csv(table: ComparisonTable, threshold: float) -> str:
-    """One line for each case, with the columns of `ComparisonRow`."""
+    """Return one line for each case, with the columns of `ComparisonRow`."""
     return csv_text(comparison_rows(table, threshold), COMPARISON_COLUMNS)
 
 
 def comparison_json(table: ComparisonTable, threshold: float) -> str:
-    """The comparison as one JSON object, with the text above and below the table."""
+    """Return the comparison as one JSON object, with the text above and below the table."""
     facts = {
         "schema": SCHEMA,
         "a": list(table.names_a),

@@ -44,13 +44,13 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
 
 
 def _reach(table: ComparisonTable) -> float:
-    """The logarithm at the ends of the drawings: all ratios fit, and most intervals."""
+    """Return the logarithm at the ends of the drawings: all ratios fit, and most intervals."""
     ratios = [abs(math.log(case.comparison.ratio)) for case in table.cases if case.comparison.ratio > 0]
     return 1.2 * max([math.log(_LEAST_END), *ratios])
 
 
 def _place(ratio: float, reach: float) -> float:
-    """The position of a ratio in the drawing, clipped at its ends."""
+    """Return the position of a ratio in the drawing, clipped at its ends."""
     share = math.log(ratio) / reach if ratio > 0 else -1.0
     return round(_WIDTH / 2 * (1 + min(1.0, max(-1.0, share))), 1)
 

@@ -58,7 +58,7 @@ class Line:
 
 
 def bucket_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """One drawing for each workload; none if only the default was tried with one hook."""
+    """Return one drawing for each workload; none if only the default was tried with one hook."""
     made = []
     for group in groups(runs):
         lines = [line for trial in group.trials for line in lines_of(trial)]
@@ -68,7 +68,7 @@ def bucket_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def lines_of(trial: Trial) -> list[Line]:
-    """The hooks of a run with the step time at each bucket size, in row order."""
+    """Return the hooks of a run with the step time at each bucket size, in row order."""
     lines: dict[str, Line] = {}
     for row in trial.rows:
         line = lines.setdefault(hook_label(row), Line(name=trial.prefix + hook_label(row)))
@@ -94,7 +94,7 @@ def _predictions(trial: Trial) -> list[PredictionRow]:
 
 
 def places_of(caps: Sequence[str]) -> dict[str, float]:
-    """The x position of each bucket size: the default first, then numbers by their logarithm, lists last."""
+    """Return the x position of each bucket size: the default first, then numbers by their logarithm, lists last."""
     numbers = sorted((cap for cap in caps if cap != DEFAULT_CAP and "+" not in cap), key=float)
     lists = [cap for cap in dict.fromkeys(caps) if "+" in cap]
     places = {DEFAULT_CAP: 0.0} if DEFAULT_CAP in caps else {}
@@ -146,7 +146,7 @@ def paint_lines(figure: Figure, lines: Sequence[Line]) -> None:
 
 
 def limits_of(lines: Sequence[Line]) -> tuple[float, float] | None:
-    """The range of the y axis in ms: all values, and of the intervals as much as leaves the values readable."""
+    """Return the range of the y axis in ms: all values, and of the intervals as much as leaves the values readable."""
     values = [
         v for line in lines for v in (*(point.value for point in line.measured.values()), *line.predicted.values())
     ]
@@ -189,7 +189,7 @@ def _is_number(cap: str) -> bool:
 
 
 def caption_of(group: Group, lines: Sequence[Line]) -> str:
-    """How to read the figure, the fastest setting of each run, and the recommended setting."""
+    """Return how to read the figure, the fastest setting of each run, and the recommended setting."""
     failed = [f"{line.name} {cap} {status}" for line in lines for cap, status in line.failed.items()]
     over = "steps" if all(is_live(trial.run.info) and trial.launches == 1 for trial in group.trials) else "launches"
     return sentences(

@@ -38,7 +38,7 @@ Bars = dict[str, TrainingRow]
 
 
 def energy_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """One figure for each operation and workload with energy, separately for each kind of counter."""
+    """Return one figure for each operation and workload with energy, separately for each kind of counter."""
     of_operations = [
         _of_operation(operation, energy_of, curves)
         for operation in OPERATIONS
@@ -53,7 +53,7 @@ def energy_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def curves_of(runs: Sequence[Run], operation: str) -> dict[str, Curves]:
-    """The energy of an operation over its size, by counters, run, backend, pattern and data type."""
+    """Return the energy of an operation over its size, by counters, run, backend, pattern and data type."""
     curves_by_counter: dict[str, Curves] = {}
     for run, prefix in zip(runs, prefixes(runs), strict=True):
         for row in run.rows:
@@ -101,7 +101,7 @@ def paint_curves(figure: Figure, curves: Curves, energy_of: str) -> None:
 
 
 def bars_of(group: Group) -> dict[str, Bars]:
-    """The settings with a known energy of a step, by counters."""
+    """Return the settings with a known energy of a step, by counters."""
     bars_by_counter: dict[str, Bars] = {}
     for trial in group.trials:
         for row in trial.ok:

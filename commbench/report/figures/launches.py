@@ -68,7 +68,7 @@ class Spread:
 
 
 def launch_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """The launches of the most important cases, and of the settings that the decision compared."""
+    """Return the launches of the most important cases, and of the settings that the decision compared."""
     made = []
     for name, what, spreads_of in (
         ("launches-collectives", "collectives", collective_spreads),
@@ -99,7 +99,7 @@ def _foremost(spreads: Sequence[Spread]) -> list[Spread]:
 
 
 def collective_spreads(run: Run, prefix: str) -> list[Spread]:
-    """The largest size of each operation, backend and pattern, and every row with flags about its launches."""
+    """Return the largest size of each operation, backend and pattern, and every row with flags about its launches."""
     if not run.records:
         return []
     records = keyed_records(run.records)
@@ -132,7 +132,7 @@ def _name(case: Case, row: Row) -> str:
 
 
 def training_spreads(run: Run, prefix: str) -> list[Spread]:
-    """The settings measured in fresh launches; without these, the settings of the sweep."""
+    """Return the settings measured in fresh launches; without these, the settings of the sweep."""
     settings = trained(run.training_records, CONFIRM) or trained(run.training_records)
     return [
         Spread(
@@ -147,7 +147,7 @@ def training_spreads(run: Run, prefix: str) -> list[Spread]:
 
 
 def _order(setting: Trained) -> tuple[int, tuple[float, ...]]:
-    """The default first, then by hook and bucket size."""
+    """Return the default first, then by hook and bucket size."""
     return hook_position(setting.case.hook), setting.case.caps_mb
 
 
@@ -196,7 +196,7 @@ def _marked(spread: Spread) -> str:
 
 
 def caption_of(spreads: Sequence[Spread], total: int) -> str:
-    """How to read the figure, and which launches differ most."""
+    """Return how to read the figure, and which launches differ most."""
     widest = max(spreads, key=lambda spread: spread.range)
     bimodal = [spread.name for spread in spreads if "bimodal_launches" in spread.flags]
     wide = [spread.name for spread in spreads if "ci_wide" in spread.flags]

@@ -86,17 +86,17 @@ Read = Callable[[TrainingRecord], Sequence[tuple[int, float]]]
 
 
 def loss_of(record: TrainingRecord) -> list[tuple[int, float]]:
-    """The loss after each step."""
+    """Return the loss after each step."""
     return [(step, float(loss)) for step, loss in enumerate(record.losses, start=1)]
 
 
 def metric_of(record: TrainingRecord) -> list[tuple[int, float]]:
-    """The metric at the steps where it was evaluated."""
+    """Return the metric at the steps where it was evaluated."""
     return [(step, float(value)) for step, value in record.metrics]
 
 
 def learned_of(trial: Trial, read: Read) -> list[Learned]:
-    """The settings measured in fresh launches; without these, one setting for each hook.
+    """Return the settings measured in fresh launches; without these, one setting for each hook.
 
     From the sweep: the default, and for each hook the recommended setting or else the fastest.
     """
@@ -105,7 +105,7 @@ def learned_of(trial: Trial, read: Read) -> list[Learned]:
 
 
 def _learned(trial: Trial, rows: Iterable[TrainingRow], phase: str, read: Read) -> list[Learned]:
-    """The curves of the rows' settings in one phase."""
+    """Return the curves of the rows' settings in one phase."""
     settings = trained(trial.run.training_records, phase)
     learned = []
     for row in rows:
@@ -130,7 +130,7 @@ def _learned(trial: Trial, rows: Iterable[TrainingRow], phase: str, read: Read) 
 
 
 def _settings(trial: Trial) -> list[TrainingRow]:
-    """One row for each hook and precision, in row order; two if two rows of a hook matter."""
+    """Return one row for each hook and precision, in row order; two if two rows of a hook matter."""
     ranked = sorted(trial.ok, key=lambda row: (not trial.is_chosen(row), -(row.samples_per_s or 0.0)))
     by_hook: dict[str, TrainingRow] = {}
     for row in trial.ok:
@@ -228,7 +228,7 @@ def _paint_one(axes: Axes, x: Floats, curve: Learned, place: int) -> None:
 
 
 def caption_of(quantity: str, name: str, learned: Sequence[Learned]) -> str:
-    """How to read the figure, and the result of each setting after equal steps and after equal time."""
+    """Return how to read the figure, and the result of each setting after equal steps and after equal time."""
     launches = max(len(curve.values) for curve in learned)
     fresh = "fresh " if learned[0].is_fresh else ""
     of = f"the {fresh}launch" if launches == 1 else f"{counted(launches, f'{fresh}launch')}, bands their range"
@@ -270,7 +270,7 @@ def _after_equal_steps(quantity: str, learned: Sequence[Learned]) -> str:
 
 
 def _after_equal_time(quantity: str, learned: Sequence[Learned]) -> str:
-    """The value of each setting when the first has finished, and which is ahead, if that is shown."""
+    """Return the value of each setting when the first has finished, and which is ahead, if that is shown."""
     until = min(float(curve.seconds[-1]) for curve in learned)
     compared = [curve for curve in learned if curve.seconds[0] <= until * (1 + 1e-9)]
     if len(compared) < 2:  # noqa: PLR2004 - nothing to compare
@@ -286,7 +286,7 @@ def _after_equal_time(quantity: str, learned: Sequence[Learned]) -> str:
 
 
 def _ahead(reached: Mapping[str, Mapping[int, float]], first: str, sign: float) -> str:
-    """Whether the first setting is ahead of each other one beyond noise: by the median difference between launches.
+    """Return whether the first setting is ahead of each other one beyond noise, by the median over launches.
 
     Launches of the same number train with the same data; an interval of that median needs 6 of them.
     """
@@ -304,13 +304,13 @@ def _ahead(reached: Mapping[str, Mapping[int, float]], first: str, sign: float) 
 
 
 def _gains(own: Mapping[int, float], theirs: Mapping[int, float], sign: float) -> list[float]:
-    """The advantage of one setting over another in each launch that has both."""
+    """Return the advantage of one setting over another in each launch that has both."""
     gains = [sign * (theirs[launch] - own[launch]) for launch in own if launch in theirs]
     return [gain for gain in gains if np.isfinite(gain)]
 
 
 def _at(curve: Learned, x: Floats, until: float, quantity: str) -> Floats:
-    """The mean of each launch over the last tenth before ``until``, for a metric its last value; (launches,)."""
+    """Return the mean of each launch over the last tenth before ``until``, for a metric its last value; (launches,)."""
     end = max(1, int(np.searchsorted(x, until * (1 + 1e-9), side="right")))
     width = max(1, end // LOSS_WINDOW) if quantity == "loss" else 1
     return np.array([_mean(line[max(0, end - width) : end]) for line in curve.values])

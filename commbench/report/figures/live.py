@@ -75,7 +75,7 @@ class Course:
 
 
 def live_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """The timeline and the loss of the last launch of each live tuning."""
+    """Return the timeline and the loss of the last launch of each live tuning."""
     made = []
     for place, (run, prefix) in enumerate(zip(runs, prefixes(runs), strict=True), start=1):
         course = course_of(run, prefix)
@@ -225,7 +225,7 @@ def _switches(course: Course) -> list[Span]:
 
 
 def timeline_caption(course: Course) -> str:
-    """How to read the timeline, and how many blocks each stage had."""
+    """Return how to read the timeline, and how many blocks each stage had."""
     fresh = [span for span in course.spans if span.case.phase == CONFIRM]
     confirmed = list(dict.fromkeys(span.name for span in fresh))
     return sentences(
@@ -242,7 +242,7 @@ def _which(course: Course) -> str:
 
 
 def loss_caption(course: Course) -> str:
-    """How to read the curve, and how far the loss fell."""
+    """Return how to read the curve, and how far the loss fell."""
     values = [loss.loss for loss in course.losses]
     width = max(1, round(_WINDOW * len(values)))
     first, last = float(np.mean(values[:width])), float(np.mean(values[-width:]))

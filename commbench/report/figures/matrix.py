@@ -65,14 +65,14 @@ class Heat:
         return self.unit == "us"
 
     def is_marked(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which pairs of ranks are slow because of a straggler; arrays of shape (pairs,)."""
+        """Return which pairs of ranks are slow because of a straggler; arrays of shape (pairs,)."""
         marked = np.zeros(len(source), dtype=bool)
         for sender, receiver in (link for straggler in self.stragglers for link in straggler.links):
             marked |= np.isin(source, self.ranks_of(sender)) & np.isin(target, self.ranks_of(receiver))
         return marked
 
     def ranks_of(self, name: str) -> list[int]:
-        """The ranks of a straggler's link: for a host, all its ranks."""
+        """Return the ranks of a straggler's link: for a host, all its ranks."""
         return [
             rank for rank, host in enumerate(self.hosts) if name in {host, f"rank {rank}", ANY} or _is_rank(name, rank)
         ]
@@ -83,7 +83,7 @@ def _is_rank(name: str, rank: int) -> bool:
 
 
 def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """One heat map for each matrix of each run; colours of two cannot be overlaid.
+    """Return one heat map for each matrix of each run; colours of two cannot be overlaid.
 
     None for ranks that share a GPU, whose pairs are no links.
     """
@@ -111,7 +111,7 @@ def _drawing(matrix: Matrix, run: Run, prefix: str, name: str) -> Drawing:
 
 
 def heat_of(matrix: Matrix, families: Sequence[Family] = ()) -> Heat:
-    """The cells of a matrix; with many ranks several share a cell, which holds the slowest of their pairs.
+    """Return the cells of a matrix; with many ranks several share a cell, which holds the slowest of their pairs.
 
     Args:
         matrix: the measured matrix.
@@ -236,7 +236,7 @@ def _frame(axes: Axes, rows: Sequence[int], columns: Sequence[int]) -> None:
 
 
 def caption_of(matrix: Matrix, heat: Heat) -> str:
-    """How to read the figure, typical values within and between hosts, and the stragglers."""
+    """Return how to read the figure, typical values within and between hosts, and the stragglers."""
     launches = counted(len(matrix.times_us), "launch")
     what = "time" if heat.is_time else "bandwidth"
     shared = ""
@@ -254,7 +254,7 @@ def caption_of(matrix: Matrix, heat: Heat) -> str:
 
 
 def _typical(matrix: Matrix, heat: Heat) -> list[str]:
-    """The range of the middle half of the pairs that no straggler explains, beside the pairs that one explains."""
+    """Return the range of the middle half of the pairs that no straggler explains, and the pairs that one explains."""
     sentences = []
     verb, unit = ("take", "") if heat.is_time else ("move", heat.unit)
     several = matrix.is_inter.any() and not matrix.is_inter.all()
@@ -270,7 +270,7 @@ def _typical(matrix: Matrix, heat: Heat) -> list[str]:
 
 
 def _slow(heat: Heat) -> str:
-    """What is marked; without marks, whether stragglers were searched."""
+    """Return what is marked; without marks, whether stragglers were searched."""
     if not heat.stragglers:
         return (
             " ".join(filter(None, (_none(heat), _unjudged(heat))))

@@ -122,7 +122,7 @@ class Family:
 
 
 def families(runs: Sequence[Run]) -> list[Family]:
-    """The curves of each operation of several runs, in the order of operations.
+    """Return the curves of each operation of several runs, in the order of operations.
 
     Ranks that share a GPU give no curve: their times are no measure of an interconnect.
     """
@@ -153,7 +153,7 @@ def families(runs: Sequence[Run]) -> list[Family]:
 
 
 def _cases_of(run: Run) -> Iterable[tuple[Case, list[Row]]]:
-    """Each case with its rows: one row, or one for each group."""
+    """Return each case with its rows: one row, or one for each group."""
     if not run.records:
         return []
     cases = {record.case.key: record.case for record in run.records}
@@ -172,7 +172,7 @@ def _family(
     several: bool,
     rows_sharing_gpus: int,
 ) -> Family:
-    """The series of an operation with the fields that distinguish them; with several runs always the run."""
+    """Return the series of an operation with the fields that distinguish them; with several runs always the run."""
     identities = [identity for identity, _ in series]
     differing = [name for name in varying(identities) if name != "run"]
     names = [*(["run"] if several else []), *(differing or ["backend"])]
@@ -212,7 +212,7 @@ def _reading(case: Case, rows: Sequence[Row], info: RunInfo, stated: str) -> Rea
 
 
 def busbw_of(row: Row) -> Estimate | None:
-    """The bus bandwidth of a row, with the interval that follows from the time's interval."""
+    """Return the bus bandwidth of a row, with the interval that follows from the time's interval."""
     if row.busbw_GBps is None or not row.time_us:
         return None
     ends = (row.busbw_GBps * row.time_us / us if us else None for us in (row.time_us_ci_high, row.time_us_ci_low))
@@ -220,7 +220,7 @@ def busbw_of(row: Row) -> Estimate | None:
 
 
 def _together(rates: Sequence[Estimate | None]) -> Estimate | None:
-    """The sum of the bandwidths of concurrent groups with a safe interval; None if a group has no rate."""
+    """Return the sum of the bandwidths of concurrent groups with a safe interval; None if a group has no rate."""
     known_rates = [rate for rate in rates if rate is not None]
     if not known_rates or len(known_rates) < len(rates):
         return None
@@ -269,7 +269,7 @@ def _drawing(family: Family) -> Drawing:
 
 
 def panels_of(operation: str) -> tuple[str, ...]:
-    """The panels of an operation."""
+    """Return the panels of an operation."""
     return _PANELS[OPERATIONS[operation].quantity]
 
 
@@ -361,7 +361,7 @@ def _dot(axes: Axes, y: float, point: Estimate, looks_as: Look) -> None:
 
 
 def caption_of(family: Family, curves: Sequence[Curve]) -> str:
-    """How to read the figure, and the main results."""
+    """Return how to read the figure, and the main results."""
     panels = panels_of(family.operation)
     crosses = any(curve.failed for curve in family.curves)
     return sentences(
@@ -394,7 +394,7 @@ def _how(family: Family, panels: Sequence[str]) -> str:
 
 
 def _time_read(family: Family) -> str:
-    """The meaning of the times; imported runs have their tool's definition."""
+    """Return the meaning of the times; imported runs have their tool's definition."""
     stated = {reading.stated for curve in family.curves for reading in curve.readings}
     definitions = " or the ".join(sorted(stated - {""}))
     own = ["median time of the slowest rank"] if "" in stated else []
@@ -402,7 +402,7 @@ def _time_read(family: Family) -> str:
 
 
 def _quickest(curves: Sequence[Curve]) -> str:
-    """The shortest time of all."""
+    """Return the shortest time of all."""
     points = [(point.value, size, point, curve) for curve in curves for size, point in curve.points(TIME).items()]
     if not points:
         return "Nothing was timed."
@@ -412,7 +412,7 @@ def _quickest(curves: Sequence[Curve]) -> str:
 
 
 def _best_rate(family: Family, curves: Sequence[Curve]) -> str:
-    """The highest bandwidth, and its share of the link's rate if the link bounds it."""
+    """Return the highest bandwidth, and its share of the link's rate if the link bounds it."""
     points = [(point.value, size, point, curve) for curve in curves for size, point in curve.points(RATE).items()]
     if not points:
         return ""
@@ -430,7 +430,7 @@ def _by(curve: Curve, curves: Sequence[Curve]) -> str:
 
 
 def _beside(curves: Sequence[Curve]) -> str:
-    """The fastest and the slowest series compared at the largest size that all have."""
+    """Return the fastest and the slowest series compared at the largest size that all have."""
     common = set.intersection(*(set(curve.points(TIME)) for curve in curves))
     if not common:
         return ""
@@ -463,7 +463,7 @@ def _cannot(family: Family) -> str:
 
 
 def not_drawn(family: Family) -> str:
-    """A sentence about rows that measure no interconnect; empty if there are none."""
+    """Return a sentence about rows that measure no interconnect; empty if there are none."""
     count = family.rows_sharing_gpus
     are = "is" if count == 1 else "are"
     return f"{counted(count, 'row')} of ranks that share a GPU {are} not drawn." if count else ""

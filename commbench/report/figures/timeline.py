@@ -47,7 +47,7 @@ class Step:
 
 
 def timeline_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """The default's step above the recommended setting's, one drawing for each workload and run."""
+    """Return the default's step above the recommended setting's, one drawing for each workload and run."""
     made = []
     for group in groups(runs):
         for place, trial in enumerate(group.trials):
@@ -58,7 +58,7 @@ def timeline_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def steps_of(trial: Trial) -> list[Step]:
-    """The default, and the recommended setting, or else the fastest one."""
+    """Return the default, and the recommended setting, or else the fastest one."""
     rows = [trial.default] if trial.default else []
     chosen = [row for row in trial.ok if trial.is_chosen(row)] if trial.recommendation else []
     others = chosen or sorted(trial.ok, key=lambda row: -(row.samples_per_s or 0.0))
@@ -159,7 +159,7 @@ def _legend(figure: Figure) -> None:
 
 
 def caption_of(trial: Trial, steps: Sequence[Step]) -> str:
-    """How to read the figure, and the exposed communication of each setting."""
+    """Return how to read the figure, and the exposed communication of each setting."""
     first = steps[0]
     plain = any(step.row.hook == NONE for step in steps)
     return sentences(

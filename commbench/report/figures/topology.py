@@ -71,7 +71,7 @@ class Box:
 
 
 def topology_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """One drawing for each run that recorded its topology."""
+    """Return one drawing for each run that recorded its topology."""
     made = []
     for number, (run, prefix) in enumerate(zip(runs, prefixes(runs), strict=True), start=1):
         boxes = boxes_of(run.info)
@@ -122,7 +122,7 @@ def boxes_of(info: RunInfo) -> list[Box]:
 
 
 def _kind(topology: Topology) -> str:
-    """The hardware that alike hosts share: everything but their ranks and differences of memory below one GiB."""
+    """Return the hardware of alike hosts: all but their ranks and differences of memory below one GiB."""
     numa = [
         {**node, "memory_bytes": round(size / 2**30) if (size := node.get("memory_bytes")) else size}
         for node in topology.get("numa") or ()
@@ -291,7 +291,7 @@ def _rectangle(
 
 
 def caption_of(info: RunInfo, boxes: Sequence[Box]) -> str:
-    """How to read the figure, the types of hosts and links, and what slows communication."""
+    """Return how to read the figure, the types of hosts and links, and what slows communication."""
     remarks_by_hosts = [(listed(box.hosts), remark) for box in boxes for remark in topology_remarks(box.topology)]
     remarks = [f"On {hosts}: {remark}" if len(boxes) > 1 else remark for hosts, remark in remarks_by_hosts]
     kinds = sorted({kind for box in boxes for _, _, kind in near_links(box.topology)})

@@ -22,12 +22,12 @@ _MOST_BARS = 16
 
 
 def traffic_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """One drawing for each workload with known bytes."""
+    """Return one drawing for each workload with known bytes."""
     return [_drawing(group, bars) for group in groups(runs) if (bars := bars_of(group))]
 
 
 def bars_of(group: Group) -> dict[str, TrainingRow]:
-    """One row for each hook and run, with the bucket size that sends most: bucket sizes hardly matter here."""
+    """Return one row for each hook and run, with the bucket size that sends most: bucket sizes hardly matter here."""
     row_by_name: dict[str, TrainingRow] = {}
     for trial in group.trials:
         for row in trial.ok:
@@ -81,7 +81,7 @@ def _dense(bars: dict[str, TrainingRow]) -> float | None:
 
 
 def caption_of(bars: dict[str, TrainingRow]) -> str:
-    """How to read the figure, and how much the hook that sends least saves."""
+    """Return how to read the figure, and how much the hook that sends least saves."""
     dense, least = _dense(bars), min(bars, key=lambda name: bars[name].sent_MB_per_step or 0.0)
     row = bars[least]
     sent = row.sent_MB_per_step or 0.0

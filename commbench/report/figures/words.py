@@ -50,12 +50,12 @@ def _unshared(names: Sequence[str]) -> list[str]:
 
 
 def prefixes(runs: Sequence[Run]) -> list[str]:
-    """The prefix of each run's series: empty for a single run."""
+    """Return the prefix of each run's series: empty for a single run."""
     return [f"{name}: " for name in run_names(runs)] if len(runs) > 1 else [""] * len(runs)
 
 
 def varying(choices: Sequence[Mapping[str, object]]) -> list[str]:
-    """The names of the fields that differ between choices, in the order of the first."""
+    """Return the names of the fields that differ between choices, in the order of the first."""
     return [name for name in (choices[0] if choices else ()) if len({str(choice[name]) for choice in choices}) > 1]
 
 
@@ -65,14 +65,14 @@ def sentences(*parts: str) -> str:
 
 
 def time_text(point: Estimate) -> str:
-    """A time in microseconds with its interval."""
+    """Return a time in microseconds with its interval."""
     low, high = point.bounds
     interval = f" [{format_time(low * 1e-6)}, {format_time(high * 1e-6)}]" if _has_interval(point) else ""
     return format_time(point.value * 1e-6) + interval
 
 
 def number_text(point: Estimate, unit: str) -> str:
-    """A value with its unit and its interval."""
+    """Return a value with its unit and its interval."""
     interval = " [{}, {}]".format(*map(three_digits, point.bounds)) if _has_interval(point) else ""
     return f"{three_digits(point.value)} {unit}{interval}"
 
@@ -82,7 +82,7 @@ def _has_interval(point: Estimate) -> bool:
 
 
 def shown_apart(first: Estimate, second: Estimate) -> bool:
-    """Whether two intervals are disjoint, so that the difference exceeds noise."""
+    """Return whether two intervals are disjoint, so that the difference exceeds noise."""
     if not (_has_interval(first) and _has_interval(second)):
         return False
     (low, high), (other_low, other_high) = first.bounds, second.bounds
@@ -90,7 +90,7 @@ def shown_apart(first: Estimate, second: Estimate) -> bool:
 
 
 def left_out(names: Sequence[str], shown: int) -> str:
-    """A sentence about the series beyond the most that can be drawn."""
+    """Return a sentence about the series beyond the most that can be drawn."""
     rest = names[shown:]
     return f"Not drawn, as more than {shown} lines cannot be told apart: {listed(rest, 8)}." if rest else ""
 
@@ -118,7 +118,7 @@ class Trial:
         return self.recommendation.best if self.recommendation.verdict == "change" else self.recommendation.baseline
 
     def is_chosen(self, row: TrainingRow) -> bool:
-        """Whether this setting was recommended."""
+        """Return whether this setting was recommended."""
         return self.chosen is not None and setting_of(case_of(row)) == setting_of(self.chosen)
 
     @property
@@ -178,7 +178,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def _about(run: Run, key: tuple[object, ...]) -> Recommendation | None:
-    """The recommendation of a run if it is about these rows; early files do not name backend and batch.
+    """Return the recommendation of a run if it is about these rows; early files do not name backend and batch.
 
     None while a tuning has not made its confirmation launches.
     """
@@ -200,10 +200,10 @@ def case_of(row: TrainingRow) -> TrainingCase:
 
 
 def cap_name(bucket_cap_mb: str) -> str:
-    """A bucket size as text: ``default buckets``, ``25 MiB buckets``."""
+    """Return a bucket size as text: ``default buckets``, ``25 MiB buckets``."""
     return "default buckets" if bucket_cap_mb == DEFAULT_CAP else f"{bucket_cap_mb} MiB buckets"
 
 
 def setting_name(row: TrainingRow) -> str:
-    """A setting as text: ``topk:0.01, 25 MiB buckets``."""
+    """Return a setting as text: ``topk:0.01, 25 MiB buckets``."""
     return f"{hook_label(row)}, {cap_name(row.bucket_cap_mb)}"

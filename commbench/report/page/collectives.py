@@ -46,7 +46,7 @@ _UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root")
 
 
 def collective_tables(runs: Sequence[Run]) -> list[Table]:
-    """A table for each operation and pattern, all runs together; sizes down, backends and runs side by side.
+    """Return a table for each operation and pattern, all runs together; sizes down, backends and runs side by side.
 
     Matrices have tables of their pairs: a median over unlike pairs is the time of no pair.
     """
@@ -192,7 +192,7 @@ def straggler_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def pair_tables(runs: Sequence[Run]) -> list[Table]:
-    """A table for each matrix: its pairs, the slowest relative to the typical pair first."""
+    """Return a table for each matrix: its pairs, the slowest relative to the typical pair first."""
     tables = []
     for run in runs:
         for matrix in run.matrices:

@@ -40,7 +40,7 @@ _GIGABYTE_BPS = 8e9
 
 
 def bandwidths(run: Run) -> Iterable[Finding]:
-    """The best bandwidth of each backend in one operation, and its share of the link's rate if known."""
+    """Yield the best bandwidth of each backend in one operation, and its share of the link's rate if known."""
     rated = _by_backend(run, lambda row: row.busbw_GBps is not None)
     cases = {backend: _comparable(rows) for backend, rows in rated.items()}
     best = {backend: max(rows, key=lambda row: row.busbw_GBps or 0.0) for backend, rows in cases.items()}
@@ -93,7 +93,7 @@ def _size(row: Row) -> str:
 
 
 def _rate(run: Run, row: Row) -> str:
-    """The bandwidth with its interval and size, and its share of the link's rate if the link bounds it."""
+    """Return the bandwidth with its interval and size, and its share of the link's rate if the link bounds it."""
     rate = busbw_of(row)
     text = f"{number_text(rate, 'GB/s') if rate else ''} at {_size(row)}"
     limit = limit_of(row, run.info)
@@ -108,7 +108,7 @@ def _share(part: float | None, whole: float | None) -> str:
 
 
 def _flag_sentences(shown: Mapping[str, Row]) -> list[str]:
-    """One sentence for each backend whose shown row has flags."""
+    """Return one sentence for each backend whose shown row has flags."""
     briefs = {
         name: [
             flag.brief.format(overhead=_share(row.harness_us, row.time_us))
@@ -135,7 +135,7 @@ def latencies(run: Run) -> Iterable[Finding]:
 
 
 def _by_backend(run: Run, is_wanted: Callable[[Row], bool]) -> dict[str, list[Row]]:
-    """The rows over all ranks by backend, without matrices, whose row pools unlike pairs.
+    """Return the rows over all ranks by backend, without matrices, whose row pools unlike pairs.
 
     Ranks that share a GPU are left out: their times are no measure of the network.
     """
@@ -147,7 +147,7 @@ def _by_backend(run: Run, is_wanted: Callable[[Row], bool]) -> dict[str, list[Ro
 
 
 def pairs(run: Run) -> Iterable[Finding]:
-    """The range of bandwidths or times over the pairs of ranks of each matrix."""
+    """Yield the range of bandwidths or times over the pairs of ranks of each matrix."""
     matrices = [matrix for matrix in run.matrices if not shares_gpu(matrix.case.backend, run.info)]
     ranges = {matrix.name: _range(matrix) for matrix in matrices}
     texts = [f"{name}: {text}" for name, text in ranges.items() if text]
@@ -218,7 +218,7 @@ def _conditions(runs: Sequence[Run]) -> Iterable[Finding]:
 
 
 def _precision(run: Run) -> Iterable[Finding]:
-    """How narrow the intervals of collectives are."""
+    """Yield how narrow the intervals of collectives are."""
     timed = {} if predictions(run) else _by_backend(run, lambda row: row.time_us is not None)
     if sentence := precision_of(itertools.chain.from_iterable(timed.values()), run.info):
         yield Finding(label="Precision", texts=[sentence])
@@ -230,7 +230,7 @@ def _state(run: Run) -> Iterable[Finding]:
 
 
 def _settings(run: Run) -> Iterable[Finding]:
-    """The recommended DDP settings."""
+    """Yield the recommended DDP settings."""
     if not run.recommendation:
         return
     if sentence := undecided(run):
@@ -252,7 +252,7 @@ def _details(advice: Recommendation) -> list[str]:
 
 
 def _cost_of(advice: Recommendation) -> str:
-    """The effect of a recommended change on learning."""
+    """Return the effect of a recommended change on learning."""
     return learning_cost(advice) if advice.verdict == "change" else ""
 
 
@@ -301,7 +301,7 @@ class _Warning(NamedTuple):
 
 
 def _warnings(runs: Sequence[Run]) -> Iterable[Finding]:
-    """The most severe warnings about each run, and the number of further ones."""
+    """Yield the most severe warnings about each run, and the number of further ones."""
     judged = [(run, _warnings_about(run)) for run in runs]
     hidden = [warning for _, warnings in judged for warning in warnings[MOST_WARNINGS:]]
     first = next((warning for _, warnings in judged for warning in warnings), None)
@@ -323,7 +323,7 @@ def _warning_sentence(warning: _Warning) -> str:
 
 
 def _warnings_about(run: Run) -> list[_Warning]:
-    """The warnings of a run: failures, then severe flags, then flags of most rows.
+    """Return the warnings of a run: failures, then severe flags, then flags of most rows.
 
     Record types are judged separately, so that many rows of one type do not hide a few of another.
     """
@@ -347,7 +347,7 @@ def _warnings_about(run: Run) -> list[_Warning]:
 
 
 def matrix_rows(run: Run) -> list[Flagged]:
-    """The rows of matrices without the flags about spread, which unlike pairs cause."""
+    """Return the rows of matrices without the flags about spread, which unlike pairs cause."""
     pooled = {"ci_wide", "bimodal", "bimodal_launches", "unsteady"}
     return [_with_flags(row, lambda flag: flag not in pooled) for row in run.rows if row.pattern == MATRIX]
 

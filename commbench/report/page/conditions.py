@@ -42,7 +42,7 @@ MOST_NAMED = 3
 
 
 def find_facts(run: Run) -> list[Fact]:
-    """The conditions that a reader looks for first; conditions that the run does not state are left out."""
+    """Return the conditions that a reader looks for first; conditions that the run does not state are left out."""
     environment = run.info.get("environment") or {}
     hosts = environment.get("hosts") or []
     facts = {
@@ -73,7 +73,7 @@ def _ranks(run: Run) -> str:
 
 
 def _network(run: Run) -> str:
-    """The links of known rate, slowest first, and the transports, in a fixed order."""
+    """Return the links of known rate, slowest first, and the transports, in a fixed order."""
     transports = sorted({record.transport for record in run.records if record.transport})
     links = {link_of(run.info, transport) for transport in transports or [""]}
     rates = {str(link): link.rate_bps for link in links if link.rate_bps is not None}
@@ -99,7 +99,7 @@ def _sampling(run: Run) -> str:
 
 
 def when(info: Any) -> str:  # noqa: ANN401 - JSON
-    """The start of a run: ``21 November 2026, 11:08 UTC``; empty if unknown."""
+    """Return the start of a run: ``21 November 2026, 11:08 UTC``; empty if unknown."""
     try:
         began = datetime.fromisoformat(str(info.get("started")))
     except ValueError:
@@ -128,7 +128,7 @@ Pair = tuple[str, str]
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """A line for each run: what it measured, where, when, and its state."""
+    """Return a line for each run: what it measured, where, when, and its state."""
     columns: list[Column[Run]] = [
         Column("run", "name"),
         Column("began", lambda run: when(run.info)),
@@ -149,7 +149,7 @@ def _entry(name: str) -> Column[Run]:
 
 
 def differences_table(runs: Sequence[Run]) -> Table | None:
-    """The conditions in which runs differ, a column for each run; None if they differ in nothing that they state."""
+    """Return the conditions in which runs differ, a column for each run; None if no stated condition differs."""
     differences = differing([run.info.get("environment") or {} for run in runs])
     lines = [[name, *("not stated" if text is None else text for text in texts)] for name, texts in differences.items()]
     if not lines:
@@ -185,12 +185,12 @@ def condition_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _facts(host: Host) -> dict[str, str]:
-    """The facts of a host as text; its topology is drawn instead."""
+    """Return the facts of a host as text; its topology is drawn instead."""
     return dict(_fact(name, value) for name, value in host.items() if name != "topology")
 
 
 def _fact(name: str, value: Any) -> Pair:  # noqa: ANN401 - JSON
-    """A fact's name without its unit, and its value with it."""
+    """Return a fact's name without its unit, and its value with it."""
     for suffix, text_of in _UNITS.items():
         if name.endswith(suffix) and isinstance(value, int | float) and abs(value) <= LARGEST:
             return name.removesuffix(suffix).replace("_", " "), text_of(value)
@@ -219,12 +219,12 @@ def _words(value: Any) -> str:  # noqa: ANN401 - JSON
 
 
 def _shared(hosts: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The facts that all hosts have in common."""
+    """Return the facts that all hosts have in common."""
     return {name: text for name, text in (hosts[0] if hosts else {}).items() if all(h.get(name) == text for h in hosts)}
 
 
 def _varied(title: str, hosts: Sequence[Mapping[str, str]], shared: set[str]) -> Table:
-    """A line for each host with the facts that differ between hosts."""
+    """Return a line for each host with the facts that differ between hosts."""
     names = dict.fromkeys(name for host in hosts for name in host if name not in shared)
     columns = [Column(name, methodcaller("get", name, "")) for name in names]
     return make_table(title, [("", host) for host in hosts], columns, rest_in="run.json")
@@ -300,7 +300,7 @@ def _listed(whats: Iterable[str]) -> str:
 
 
 def failed_ranks(run: Run) -> list[str]:
-    """The diagnosis of each failed launch, in one sentence."""
+    """Return the diagnosis of each failed launch, in one sentence."""
     return [
         f"{launch.get('stage')} launch {launch.get('launch')}: {_diagnosis(failed)}"
         for launch in run.info.get("launches") or ()
@@ -319,7 +319,7 @@ def _diagnosis(failed: FailedRank) -> str:
 
 
 def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
-    """The files of the runs, with links if the page lies ``beside`` them."""
+    """Return the files of the runs, with links if the page lies ``beside`` them."""
     lines = [
         [
             *([Cell(run.name)] if len(runs) > 1 else []),
@@ -335,18 +335,18 @@ def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
 
 
 def _size_of(file: Path) -> str:
-    """A file's size to the KiB."""
+    """Return a file's size to the KiB."""
     size = file.stat().st_size
     return f"{grouped(-(-size // 1024))} KiB"
 
 
 def left_out(run: Run) -> list[str]:
-    """What was not tried and why, a sentence for each."""
+    """Return what was not tried and why, a sentence for each."""
     return [f"Left out: {sentence}" for sentence in run.info.get("left_out") or ()]
 
 
 def place(run: Run) -> str:
-    """The numbers of ranks and hosts; empty if unknown."""
+    """Return the numbers of ranks and hosts; empty if unknown."""
     ranks, hosts = run.info.get("world_size"), run.info.get("nodes")
     on_hosts = f" on {counted(hosts, 'host')}" if hosts else ""
     return f"{counted(ranks, 'rank')}{on_hosts}" if ranks else ""
@@ -359,7 +359,7 @@ _LAB = {"hosts": "--hosts", "rate": "--rate", "racks": "--racks", "uplink": "--u
 
 
 def commands(runs: Sequence[Run]) -> list[Code]:
-    """The command of each run that states its own, ready to paste."""
+    """Return the command of each run that states its own, ready to paste."""
     codes = []
     for run in runs:
         if run.info.get("argv"):
@@ -371,7 +371,7 @@ def commands(runs: Sequence[Run]) -> list[Code]:
 
 
 def words_of(info: RunInfo) -> list[str]:
-    """The command that repeats a run, with another ``--out``: the same one would resume it.
+    """Return the command that repeats a run, with another ``--out``: the same one would resume it.
 
     Args:
         info: the content of ``run.json``.
@@ -402,7 +402,7 @@ def _another(directory: str) -> str:
 
 
 def _lab(info: RunInfo) -> list[str]:
-    """The ``lab run`` command around it; empty on a real cluster."""
+    """Return the ``lab run`` command around it; empty on a real cluster."""
     emulated: Emulated = (info.get("environment") or {}).get("emulated") or {}
     if not emulated:
         return []

@@ -52,7 +52,7 @@ _DEFAULT_PLACE = 0.0
 
 
 def training_tables(runs: Sequence[Run]) -> list[Table]:
-    """A table for each workload, number of ranks and batch of each run."""
+    """Return a table for each workload, number of ranks and batch of each run."""
     tables = []
     for run in runs:
         for rows in trained_together(run.training_rows):
@@ -116,7 +116,7 @@ def _overlap(row: PredictionRow) -> tuple[float | None, ...]:
 
 
 def _error(row: PredictionRow) -> str:
-    """The error of a prediction; none if it was fitted to this setting."""
+    """Return the error of a prediction; none if it was fitted to this setting."""
     if row.is_fitted:
         return "fitted"
     return "" if row.error is None else f"{100 * row.error:+.1f}".replace("-", "\N{MINUS SIGN}")
@@ -203,7 +203,7 @@ def _subtitle(run: Run) -> str:
 
 
 def _each(runs: Sequence[Run], sentences_of: Callable[[Run], Iterable[str]]) -> list[str]:
-    """The sentences about each run, with its name if there are several runs."""
+    """Return the sentences about each run, with its name if there are several runs."""
     return [f"{run.name}: {text}" if len(runs) > 1 else text for run in runs for text in sentences_of(run) if text]
 
 
@@ -219,7 +219,7 @@ def _some(*tables: Table | None) -> list[Table]:
 
 
 def _compared(runs: Sequence[Run]) -> Section:
-    """The runs of the page, and the conditions in which they differ."""
+    """Return the runs of the page, and the conditions in which they differ."""
     differences = conditions.differences_table(runs)
     sentence = "All conditions that the runs state are alike."
     if differences is not None:
@@ -291,7 +291,7 @@ def _verdict(run: Run) -> list[str]:
 
 
 def _snippets(runs: Sequence[Run]) -> list[Code]:
-    """What to paste, of each run with a recommendation."""
+    """Return what to paste, of each run with a recommendation."""
     recommendations = [(run, run.recommendation) for run in runs if run.recommendation and not undecided(run)]
     of_run = ", by {}" if len(runs) > 1 else ""
     return [
@@ -323,7 +323,7 @@ def _launches(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
 
 
 def _remarks(run: Run) -> list[str]:
-    """What in the hosts' topology slows communication, each remark once with its hosts."""
+    """Return what in the hosts' topology slows communication, each remark once with its hosts."""
     by_remark: dict[str, list[str]] = {}
     hosts = (run.info.get("environment") or {}).get("hosts") or ()
     for host in hosts:

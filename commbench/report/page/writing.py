@@ -82,7 +82,7 @@ def _refusing(out: Path) -> Iterator[None]:
 
 
 def render_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool) -> str:
-    """The page as HTML that needs no other file.
+    """Return the page as HTML that needs no other file.
 
     Args:
         runs: as for `write_page`.
@@ -124,7 +124,7 @@ def _prose(text: str) -> str:
 
 
 def style_sheet() -> str:
-    """The style sheet of every page, with the colours of the figures."""
+    """Return the style sheet of every page, with the colours of the figures."""
     light, dark = theme_variables("light"), theme_variables("dark")
     return _read("page.css").replace("/* light */", light).replace("/* dark */", dark)
 
