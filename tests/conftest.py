@@ -28,8 +28,9 @@ from commbench.launch.launchers import MpirunLauncher
 # Thousands of tests are objects that stay: looking through them for garbage as often as usual takes a sixth of the
 # collection.
 gc.set_threshold(100_000, 50, 50)
-#: Tests start hundreds of processes: they share compiled modules also where writing these is turned off.
+#: Test processes and the hundreds that they start share compiled modules, also if writing these is turned off.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 #: A busy machine may take its time over random examples.
 PATIENT = settings(settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -124,8 +125,9 @@ def run_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 @pytest.fixture(scope="session")
 def forked_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The path of a program that stands for ``python`` and runs programs as forks; see ``forks/server.py``."""
-    with serve_forks(tmp_path_factory.mktemp("forks") / "bin") as path:
+    """Return the path of a program that stands for ``python`` and runs programs as forks; see ``forks/server.py``."""
+    own = tmp_path_factory.getbasetemp()
+    with serve_forks((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "forks") as path:
         yield path
 
 

@@ -1,6 +1,8 @@
 """Runs, displays and launchers for tests that start processes, and a search for what they leave behind."""
 
 import contextlib
+import fcntl
+import os
 import subprocess
 import sys
 import time
@@ -136,8 +138,32 @@ def beat(rank, entered=1):
 
 @contextlib.contextmanager
 def serve_forks(directory: Path) -> Iterator[str]:
-    """Serve forks of one process; yield the path of their ``python``, beside commbench and MPI's programs."""
-    directory.mkdir()
+    """Yield the path of a ``python`` that runs programs as forks of one process, shared by the users of ``directory``.
+
+    The first user starts that process. It ends when the last user has closed the pipe ``users``.
+    """
+    directory.mkdir(exist_ok=True)
+    users = directory / "users"
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not users.exists():
+            write_fork_programs(directory)
+            os.mkfifo(users)
+            server = [sys.executable, str(HERE / "forks" / "server.py"), str(directory)]
+            reader = os.open(users, os.O_RDONLY | os.O_NONBLOCK)
+            writer = os.open(users, os.O_WRONLY)
+            subprocess.run(server, stdin=reader, stdout=subprocess.DEVNULL, check=True)
+            os.close(reader)
+        else:
+            writer = os.open(users, os.O_WRONLY)
+    try:
+        yield str(directory / "python")
+    finally:
+        os.close(writer)
+
+
+def write_fork_programs(directory: Path) -> None:
+    """Write ``python``, which asks for a fork, and beside it commbench and MPI's programs."""
     program = directory / "python"
     scripts = {
         "python": f"#!{sys.executable} -IS\n" + (HERE / "forks" / "client.py").read_text(),
@@ -147,11 +173,6 @@ def serve_forks(directory: Path) -> Iterator[str]:
     for name, text in scripts.items():
         (directory / name).write_text(text)
         (directory / name).chmod(0o755)
-    command = [sys.executable, str(HERE / "forks" / "server.py"), str(directory)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
-        assert b"ready\n" == server.stdout.readline()
-        yield str(program)
 
 
 def find_marked(mark: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The contract as facts: a fact has a name and a value, and a difference between two sets of facts is a sentence."""
+"""The contract as facts: a fact has a name and a value, and a difference between two sets is a sentence."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def kept_runs() -> dict[str, Path]:
 
 
 def observed(name: str) -> dict[str, Json]:
-    """Return the documents of a part of the contract, by file name, as the code gives them now."""
+    """Return the documents of a part of the contract by file name, as the code produces them."""
     kind, _, rest = name.partition("/")
     if kind == "rows":
         path = kept_runs()[rest]
@@ -78,7 +78,7 @@ def observed(name: str) -> dict[str, Json]:
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """Return the parts of the contract that the code has now."""
+    """Return the parts of the contract that the code has."""
     return (
         *(f"rows/{run}" for run in kept_runs()),
         *(f"help/{words}" for words in observe.helps()),
@@ -179,7 +179,7 @@ def facts_of(name: str, documents: Mapping[str, Json]) -> Facts:
 
 
 def _printed_facts(where: str, document: Mapping[str, Json]) -> Facts:
-    """Texts that are tables or JSON as facts of their cells; of other texts their words, and their numbers in order."""
+    """Return the cells of a printed table or JSON as facts; of other texts the words, and the numbers in order."""
     found = dict(_flat(where, {key: document[key] for key in ("exit_code", "files", "stderr")}))
     is_csv = "--format csv" in document["line"]
     for place, text in {"stdout": document["stdout"], **document["texts"]}.items():
@@ -219,7 +219,7 @@ def _flat(where: str, value: Json) -> Iterator[tuple[str, Value]]:
 
 
 def is_words(where: str, value: Value) -> bool:
-    """Whether a fact is one of words, which may change."""
+    """Return whether a fact is a text, which may change."""
     keys = where.split("/")[-2:]  # of a list of sentences, the key stands before the place
     return isinstance(value, (str, type(None))) and not WORDS.isdisjoint(keys)
 
@@ -228,7 +228,7 @@ def is_words(where: str, value: Value) -> bool:
 
 
 def same(one: Value, other: Value) -> bool:
-    """Whether two values are equal: numbers, also in text, up to `TOLERANCE`."""
+    """Return whether two values are equal: numbers, also in text, up to `TOLERANCE`."""
     if one == other and isinstance(one, bool) == isinstance(other, bool):
         return True
     if any(isinstance(value, bool) or value is None for value in (one, other)):
@@ -241,7 +241,7 @@ def same(one: Value, other: Value) -> bool:
 
 
 def differences(before: Facts, now: Facts, changed: Mapping[str, str]) -> list[str]:
-    """Return what differs from the record, but for words that ``changed`` lists, and entries of it without use."""
+    """Return the differences from the record, except texts that ``changed`` lists, and its unused entries."""
     found = []
     for where in dict.fromkeys((*before, *now)):
         old, new = before.get(where, "(absent)"), now.get(where, "(absent)")
@@ -256,7 +256,7 @@ def differences(before: Facts, now: Facts, changed: Mapping[str, str]) -> list[s
 
 
 def changed_words(before: Facts, now: Facts) -> dict[str, str]:
-    """Return the texts that differ from the record and may do so."""
+    """Return the texts that differ from the record."""
     return {
         where: str(now[where])
         for where in before.keys() & now.keys()
@@ -265,6 +265,6 @@ def changed_words(before: Facts, now: Facts) -> dict[str, str]:
 
 
 def listed() -> dict[str, str]:
-    """Return what ``changed_words.json`` lists."""
+    """Return the content of ``changed_words.json``."""
     found: dict[str, str] = json.loads(CHANGED.read_text()) if CHANGED.exists() else {}
     return found

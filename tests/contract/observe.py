@@ -55,7 +55,7 @@ def rows_of(run_path: Path) -> dict[str, Table]:
 
 
 def documents_of(run_path: Path) -> dict[str, Json]:
-    """Return what is computed of a run beside its tables; ``conclusion`` is the recommendation, made again."""
+    """Return the documents computed from a run besides its tables; ``conclusion`` is the recommendation, made again."""
     from commbench.analysis.runs import network_model, straggler_findings
     from commbench.results import load_run
     from commbench.tuner.decision import recommend
@@ -75,7 +75,7 @@ def documents_of(run_path: Path) -> dict[str, Json]:
 
 
 def _stored_recommendation(run_path: Path, read: Any) -> Json:
-    """Return ``recommendation.json`` with every value that was read from it as it was read; None without the file."""
+    """Return the values read from ``recommendation.json``, or None without the file."""
     file = run_path / "recommendation.json"
     if read is None or not file.exists():
         return None
@@ -84,7 +84,7 @@ def _stored_recommendation(run_path: Path, read: Any) -> Json:
 
 
 def _projected(stored: Json, read: Json) -> Json:
-    """Return what was read of the keys that are stored: older files lack some."""
+    """Return the read values of the keys that are stored, as older files lack some."""
     if isinstance(stored, dict) and isinstance(read, dict):
         return {key: _projected(value, read.get(key)) for key, value in stored.items()}
     if isinstance(stored, list) and isinstance(read, list):
@@ -96,7 +96,7 @@ def _projected(stored: Json, read: Json) -> Json:
 
 
 def _root() -> Any:
-    """Return the command of the command line that holds all others."""
+    """Return the top command of the command line."""
     import typer.main
 
     from commbench import cli
@@ -112,7 +112,7 @@ def _commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple
 
 @functools.cache
 def helps() -> dict[str, str]:
-    """Return what ``--help`` prints, by the words of the command joined by ``_``; of the whole app ``commbench``."""
+    """Return the ``--help`` texts by the command's words joined by ``_``; ``commbench`` for the whole."""
     with tempfile.TemporaryDirectory() as home:
         return {
             "_".join(words) or "commbench": _run([*words, "--help"], Path(home), HELP_WIDTH)[1]
@@ -122,7 +122,7 @@ def helps() -> dict[str, str]:
 
 @functools.cache
 def options() -> dict[str, Json]:
-    """Return for each command its options by their spellings, and its arguments by their place."""
+    """Return for each command its options by spelling, and its arguments by position."""
     found = {}
     for words, command in _commands(_root()):
         described: dict[str, Json] = {}
@@ -145,14 +145,14 @@ def options() -> dict[str, Json]:
 
 
 def bad_input(line: str) -> dict[str, Json]:
-    """Run a command line that is refused; return its exit code, what it said, and the files that it wrote."""
+    """Run a command line that is refused; return exit code, output and written files."""
     with _home() as home:
         code, out, err, files = _observe(line, home, SENTENCE_WIDTH)
     return {"line": line, "exit_code": code, "stderr": err, "stdout_is_empty": not out, "files": list(files)}
 
 
 def printed(line: str) -> dict[str, Json]:
-    """Run a command line that succeeds; return its exit code, what it printed, and the texts that it wrote."""
+    """Run a command line that succeeds; return exit code, output and written texts."""
     with _home() as home:
         code, out, err, files = _observe(line, home, HELP_WIDTH)
     texts = {name: text for name, text in files.items() if name.endswith(TEXT_SUFFIXES)}
@@ -166,7 +166,7 @@ def bad_inputs(lines: Iterable[str]) -> list[dict[str, Json]]:
 
 @contextlib.contextmanager
 def _home() -> Iterator[Path]:
-    """A directory with what command lines name: a foreign directory, and programs that are wrong."""
+    """Return a directory with the files that command lines name, such as invalid programs."""
     with tempfile.TemporaryDirectory() as name:
         home = Path(name).resolve()
         (home / "foreign").mkdir()
@@ -178,7 +178,7 @@ def _home() -> Iterator[Path]:
 
 
 def _observe(line: str, home: Path, width: int) -> tuple[int, str, str, dict[str, str]]:
-    """Run a line in a directory, whose ``repo`` is this repository; name the directory ``<tmp>`` in what is said."""
+    """Run a line in a directory whose ``repo`` is this repository; print that directory as ``<tmp>``."""
     before = set(home.rglob("*"))
     code, out, err = _run(shlex.split(line.replace("<repo>", "repo")), home, width)
     made = {path for path in home.rglob("*") if path.is_file()} - before
@@ -195,7 +195,7 @@ def _neutral(text: str, home: Path) -> str:
 
 
 def _run(words: Sequence[str], home: Path, width: int) -> tuple[int, str, str]:
-    """Run a command line within this process, as user 1000 on a machine with two slots, outside of any launch."""
+    """Run a command line within this process, as user 1000 on a machine with two slots, outside any launch."""
     from commbench import cli
 
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
@@ -244,7 +244,7 @@ def api(recorded: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _type_name(parameter: Any) -> str:
-    """Return what a parameter takes, as Python names it."""
+    """Return the type of a parameter as Python names it."""
     of = parameter.type_descriptor.annotation
     return of.__name__ if inspect.isclass(of) and "[" not in str(of) else str(of)
 
@@ -258,7 +258,7 @@ def _parameters(of: Any) -> dict[str, str]:
 
 
 def _plain(value: object) -> Json:
-    """Return a default as JSON has it."""
+    """Return a default as JSON stores it."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):

@@ -38,7 +38,7 @@ def record_all() -> None:
 
 
 def list_changed_words() -> int:
-    """Rewrite the list of changed texts; return how many other differences there are, which are printed."""
+    """Rewrite the list of changed texts; print all other differences and return their number."""
     changed: dict[str, str] = {}
     others: list[str] = []
     for name in facts.recorded_names():

@@ -1,4 +1,4 @@
-"""Tests that commbench does what was recorded of it: rows, printed numbers, options, exit codes, and listed words."""
+"""Tests that commbench's rows, printed numbers, options and exit codes equal the record, texts by the list."""
 
 import facts
 import pytest
@@ -8,7 +8,7 @@ NEEDS_MPI = ("bad_input/", "printed/run")  # without a launcher every measuring 
 
 @pytest.mark.parametrize("name", facts.recorded_names())
 def test_nothing_has_changed_but_listed_words(name: str) -> None:
-    """Compare a run, a command or a command line with its record."""
+    """Equal the record of a run, a command or a command line, except listed texts."""
     if name.startswith(NEEDS_MPI):
         pytest.importorskip("mpi4py")
     if name.startswith("api/"):
@@ -20,12 +20,12 @@ def test_nothing_has_changed_but_listed_words(name: str) -> None:
 
 
 def test_nothing_is_new_and_nothing_is_gone() -> None:
-    """Have a record of every kept run, command and command line, and of nothing else."""
+    """Record exactly the kept runs, commands and command lines."""
     assert sorted(facts.names()) == sorted(facts.recorded_names())
 
 
 def test_changed_words_are_those_of_facts() -> None:
-    """List only texts that were recorded, never a number, a name or an exit code."""
+    """List only recorded texts, never a number, a name or an exit code."""
     known = {
         where: value
         for name in facts.recorded_names()
@@ -47,12 +47,12 @@ def test_changed_words_are_those_of_facts() -> None:
     ],
 )
 def test_numbers_are_equal_up_to_rounding(old: facts.Value, new: facts.Value, *, is_same: bool) -> None:
-    """Take a number as the same up to the last bits, also in the cell of a table."""
+    """Treat numbers as equal up to the last bits, also in table cells."""
     assert is_same == facts.same(old, new)
 
 
 def test_a_number_is_never_excused() -> None:
-    """Report a changed number, a changed text that is not listed, and a listed one that has not changed."""
+    """Report a changed number, an unlisted changed text, and a listed text that did not change."""
     before: facts.Facts = {"rows/r/collectives.csv/0/time_us": "10.5", "rows/r/collectives.csv/0/reason": "It hung."}
     now: facts.Facts = {"rows/r/collectives.csv/0/time_us": "10.6", "rows/r/collectives.csv/0/reason": "It stopped."}
     assert 2 == len(facts.differences(before, now, {}))

@@ -1,4 +1,4 @@
-"""Blocks and launches of training on real Gloo ranks: what is sent, learnt, counted and refused."""
+"""Tests of blocks and launches of training on real ranks: bytes sent, learning, counts and refusals."""
 
 import math
 from typing import Any
@@ -58,7 +58,7 @@ ON_STAND_IN = ("plain", *HOOKS, "accumulation", "overflow", "overflow topk", "ba
 
 
 def some_of(ranks: int) -> tuple[dict[str, TrainingCase], dict[str, Any]]:
-    """Return configurations that 1 to all ranks train."""
+    """Return configurations for 1 to all ranks."""
     sizes = range(1, ranks + 1)
     cases = {f"{size} ranks": case(world_size=size) for size in sizes}
     cases |= {f"topk on {size}": case("topk:0.1", world_size=size) for size in sizes}
@@ -67,7 +67,7 @@ def some_of(ranks: int) -> tuple[dict[str, TrainingCase], dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def trained(run_ranks: RunRanks) -> Any:
-    """Launches on two ranks."""
+    """Return launches on two ranks."""
     return launches_of(
         run_ranks,
         2,
@@ -90,27 +90,27 @@ def trained(run_ranks: RunRanks) -> Any:
 
 @pytest.fixture(scope="module")
 def first(trained: Any) -> Launch:
-    """The launch of all configurations."""
+    """Return the launch of all configurations."""
     launch: Launch = trained["first"]
     return launch
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def some_train(request: pytest.FixtureRequest, run_ranks: RunRanks) -> tuple[int, Launch]:
-    """A launch on which one, some or all ranks train; three may be more ranks than this machine has cores."""
+    """Return a launch on which one, some or all ranks train; three may exceed this machine's cores."""
     ranks = request.param
     launches = request.getfixturevalue("trained") if ranks == 2 else launches_of(run_ranks, ranks, some=some_of(ranks))
     return ranks, launches["some"]
 
 
 def dense_bytes(elements: int, ranks: int = 2) -> float:
-    """Return what a ring all-reduce sends."""
+    """Return the bytes that a ring all-reduce sends."""
     return 2 * (ranks - 1) / ranks * 4 * elements
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
 def test_everything_is_trained(first: Launch, name: str) -> None:
-    """Time every step but the early ones, in order of size; the baseline of the launch in three blocks."""
+    """Time every step but the early ones; train the launch's baseline in three blocks."""
     record = first.records[name]
     assert ("ok", "") == (record["status"], record["reason"])
     blocks = 3 if name == "plain" else 1
@@ -124,7 +124,7 @@ def test_everything_is_trained(first: Launch, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "none", *HOOKS])
 def test_sent_bytes_match_the_theory_of_the_hook(first: Launch, name: str) -> None:
-    """Count bytes on the wire within 5 % of theory, apart from Gloo's headers."""
+    """Count bytes on the wire within 5 % of theory, except Gloo's headers."""
     record = first.records[name]
     assert dense_bytes(ELEMENTS) == record["dense_bytes"]
     assert abs(record["sent_bytes"] - record["expected_bytes"]) < 0.05 * record["expected_bytes"] + AROUND * 2
@@ -136,13 +136,13 @@ def test_sent_bytes_match_the_theory_of_the_hook(first: Launch, name: str) -> No
 
 
 def test_half_precision_sends_half(first: Launch) -> None:
-    """Compare what was counted, not what was expected."""
+    """Count half the bytes under half precision."""
     ratio = first.records["fp16"]["sent_bytes"] / first.records["passthrough"]["sent_bytes"]
     assert 0.5 == pytest.approx(ratio, abs=0.02)
 
 
 def test_buffers_are_sent_too(first: Launch) -> None:
-    """Expect this rank's share of broadcasting a model's buffers, and find it on the wire."""
+    """Include this rank's share of the broadcast of a model's buffers in expected and counted bytes."""
     record = first.records["batch norm"]
     expected = dense_bytes(ELEMENTS + NORM_ELEMENTS) + NORM_BUFFER_BYTES / 2
     assert expected == record["expected_bytes"]
@@ -151,7 +151,7 @@ def test_buffers_are_sent_too(first: Launch) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in {*REFUSED, "local"}])
 def test_ranks_agree_and_losses_are_finite(first: Launch, name: str) -> None:
-    """End with the same bits on both ranks, having learnt something."""
+    """End with equal bits on both ranks and a lower loss."""
     record = first.records[name]
     assert record["ranks_agree"] is True
     losses = record["losses"]
@@ -162,7 +162,7 @@ def test_ranks_agree_and_losses_are_finite(first: Launch, name: str) -> None:
 
 
 def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
-    """Find no error without compression, rounding with half precision, and much where little is sent."""
+    """Measure no gradient error without compression, rounding with half precision, more with sparse hooks."""
     errors = {name: first.records[name]["grad_rel_error"] for name in CASES}
     assert [0.0] * len(EXACT) == pytest.approx([errors[name] for name in EXACT], abs=1e-6)
     assert 1e-5 < errors["fp16"] < 1e-3 < errors["bf16"] < 1e-2
@@ -171,7 +171,7 @@ def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
 
 
 def test_blocks_of_a_launch_start_with_the_same_weights_and_data(trained: Any, first: Launch) -> None:
-    """Get the same first loss within a launch, and another one in another launch."""
+    """Start blocks of a launch with equal losses, and another launch with others."""
     fp32 = [name for name, each in CASES.items() if each.workload == "tiny" and each.precision == "fp32"]
     alike = [name for name in fp32 if name not in {*REFUSED, "local", "accumulation"}]
     starts = {first.records[name]["losses"][0] for name in alike}
@@ -183,13 +183,13 @@ def test_blocks_of_a_launch_start_with_the_same_weights_and_data(trained: Any, f
 
 
 def test_exact_configurations_learn_the_same(first: Launch) -> None:
-    """Have the same losses however the buckets are made."""
+    """Produce the same losses with any bucket sizes."""
     for name in EXACT:
         assert first.records["plain"]["losses"] == pytest.approx(first.records[name]["losses"], rel=1e-5)
 
 
 def test_buckets_match_the_rule_of_ddp(first: Launch) -> None:
-    """Get the predicted sizes and a time for each bucket; watch hook none in further steps."""
+    """Record the predicted size and a time of each bucket, also for hook none."""
     spec = f"{HERE / 'ranks' / 'train_workloads.py'}:tiny"
     facts = inspect_workload(load_workload(spec, seed=0, rank=0, world_size=1))
     numels = [parameter.numel for parameter in facts.parameters]
@@ -207,14 +207,14 @@ def test_buckets_match_the_rule_of_ddp(first: Launch) -> None:
 
 
 def test_a_hook_is_called_once_a_bucket_and_step(first: Launch) -> None:
-    """Exchange in the last backward pass of a step only, however many there are."""
+    """Call a hook only in the last backward pass of a step."""
     for name in ("passthrough", "accumulation", "bucket view", "topk:0.1", "powersgd:1"):
         for (block,) in first.seen[name]:
             assert [1] + [2] * (STEPS - 1) == block["events"], name
 
 
 def test_accumulation_takes_several_batches(first: Launch) -> None:
-    """Give the mean loss of the batches of a step, and send no more than without."""
+    """Return the mean loss over the batches of a step, and send no more bytes."""
     plain, record = first.records["plain"], first.records["accumulation"]
     assert plain["expected_bytes"] == record["expected_bytes"]
     assert pytest.approx(record["sent_bytes"], rel=0.05) == plain["sent_bytes"]
@@ -222,7 +222,7 @@ def test_accumulation_takes_several_batches(first: Launch) -> None:
 
 
 def test_mixed_precision_counts_skipped_steps(first: Launch) -> None:
-    """Skip the step in which one rank overflows, on all ranks; skip none without overflow."""
+    """Skip a step on all ranks if one overflows, and no other step."""
     for name in ("overflow", "overflow topk"):
         record = first.records[name]
         assert 1 == record["skipped_steps"]
@@ -237,7 +237,7 @@ def test_mixed_precision_counts_skipped_steps(first: Launch) -> None:
 
 
 def test_without_ddp_nothing_is_sent(first: Launch) -> None:
-    """Time the step only."""
+    """Time local steps without communication."""
     record = first.records["local"]
     nothing = ("sent_bytes", "expected_bytes", "dense_bytes", "ranks_agree", "comm_ms", "grad_rel_error")
     assert [None] * len(nothing) == [record[name] for name in nothing]
@@ -245,7 +245,7 @@ def test_without_ddp_nothing_is_sent(first: Launch) -> None:
 
 
 def test_a_metric_is_taken_along_the_way(first: Launch) -> None:
-    """Evaluate after every step of so short a block, without changing what is learnt."""
+    """Evaluate the metric during a block without changing the training."""
     record = first.records["scored"]
     assert ("error", 0.0) == (record["metric_name"], record["target"])
     assert list(range(1, STEPS + 1)) == [step for step, _ in record["metrics"]]
@@ -262,7 +262,7 @@ def test_a_metric_is_taken_along_the_way(first: Launch) -> None:
     ],
 )
 def test_a_failure_on_all_ranks_fails_only_its_case(first: Launch, name: str, status: str, words: str) -> None:
-    """Write the reason into its record, and train the other cases."""
+    """Record the reason of a failed case, and train the others."""
     record = first.records[name]
     assert status == record["status"]
     assert words in record["reason"]
@@ -270,7 +270,7 @@ def test_a_failure_on_all_ranks_fails_only_its_case(first: Launch, name: str, st
 
 
 def test_every_block_is_begun_and_every_step_counted(trained: Any, first: Launch) -> None:
-    """Begin the baseline thrice; in a launch of two blocks each configuration twice."""
+    """Count the blocks: three of the baseline, two of each configuration with two blocks."""
     assert first.finished
     assert sorted([0, 0, *range(len(CASES))]) == sorted(first.begun)
     assert (0, 0) == (first.begun[0], first.begun[-1])
@@ -313,7 +313,7 @@ def test_blocks_are_whole_where_memory_is_short(trained: Any) -> None:
 
 
 def test_one_step_is_enough(trained: Any) -> None:
-    """Time the first step where there is no other, before DDP has its final buckets, and count no bytes."""
+    """Time a single step before DDP has its final buckets, and count no bytes."""
     for name in ("plain", *HOOKS):
         record = trained["one_step"].records[name]
         assert ("ok", 0, 1) == (record["status"], record["discarded"], record["block_steps"])
@@ -322,12 +322,12 @@ def test_one_step_is_enough(trained: Any) -> None:
 
 
 def first_expected(name: str, trained: Any) -> Any:
-    """Return what the same configuration was expected to send in the first launch."""
+    """Return the expected bytes of a configuration in the first launch."""
     return trained["first"].records[name]["expected_bytes"]
 
 
 def test_time_runs_out_between_blocks(trained: Any) -> None:
-    """Stop before the fourth block and say so; what was trained by then is kept."""
+    """Stop before the fourth block, and keep the finished ones."""
     cut = trained["cut"]
     assert not cut.finished
     assert 3 == len(cut.begun)
@@ -336,7 +336,7 @@ def test_time_runs_out_between_blocks(trained: Any) -> None:
 
 
 def test_steps_fill_the_time_of_a_block(trained: Any) -> None:
-    """Find one number of steps, from the baseline, for all configurations."""
+    """Choose one number of steps for all configurations from the baseline."""
     records = trained["timed"].records
     assert 1 == len({record["block_steps"] for record in records.values()})
     assert records["plain"]["block_steps"] >= EARLY_STEPS + 3
@@ -345,36 +345,36 @@ def test_steps_fill_the_time_of_a_block(trained: Any) -> None:
 
 
 def test_the_default_sets_the_length_of_blocks_wherever_it_stands(trained: Any) -> None:
-    """Try its steps before the first block, which is another configuration's."""
+    """Time the baseline's steps before the first block, whatever its configuration."""
     shuffled = trained["shuffled"]
     assert "plain" != TWO_BLOCKS[shuffled.begun[0]]
     assert 1 == len({record["block_steps"] for record in shuffled.records.values()})
-    blocks = {name: [len(of_rank) for of_rank in seen] for name, seen in shuffled.seen.items()}
+    blocks = {name: [len(of_rank) for of_rank in by_rank] for name, by_rank in shuffled.seen.items()}
     assert {"plain": [2, 2], "passthrough": [1, 1], "local": [1, 1]} == blocks
 
 
 @pytest.fixture(scope="module")
 def on_stand_in(trained: Any) -> Launch:
-    """The launch that took what stands for a GPU: all that a GPU goes through but CUDA itself."""
+    """Return the launch on a stand-in for a GPU, with every call except CUDA's."""
     launch: Launch = trained["stand_in"]
     return launch
 
 
 def test_nothing_waits_for_a_gpu_inside_a_step(on_stand_in: Launch) -> None:
-    """Mark six instants of every step and five of every bucket that a hook tells of, and read them between steps."""
-    asked = on_stand_in.device
-    assert 0 == asked["inside"]
+    """Record six marks per step and five per bucket, and read them between steps."""
+    counts = on_stand_in.device
+    assert 0 == counts["inside"]
     blocks, steps = len(on_stand_in.begun), len(on_stand_in.begun) * STEPS
-    told = sum(sum(block["events"]) for name in HOOKS for block in on_stand_in.seen[name][0])
-    assert asked["events"] > 6 * (steps - STEPS) + 5 * told  # a block of a broken hook makes fewer steps
-    assert asked["waits"] > asked["events"]
-    assert asked["copied"] > steps
-    assert blocks == asked["peak_resets"]
+    bucket_events = sum(sum(block["events"]) for name in HOOKS for block in on_stand_in.seen[name][0])
+    assert counts["events"] > 6 * (steps - STEPS) + 5 * bucket_events  # a block of a broken hook makes fewer steps
+    assert counts["waits"] > counts["events"]
+    assert counts["copied"] > steps
+    assert blocks == counts["peak_resets"]
 
 
 @pytest.mark.parametrize("name", ["plain", "topk:0.1"])
 def test_steps_in_which_ddp_waits_for_a_gpu_are_not_timed(trained: Any, name: str) -> None:
-    """Time none of them, in steps and in buckets, where the block has as many again."""
+    """Exclude steps in which DDP itself waits for the GPU."""
     record = trained["settling"].records[name]
     assert (SETTLING, 2 * SETTLING) == (record["discarded"], record["block_steps"])
     assert {SETTLING} == set(record["block_lengths"])
@@ -383,7 +383,7 @@ def test_steps_in_which_ddp_waits_for_a_gpu_are_not_timed(trained: Any, name: st
 
 @pytest.mark.parametrize("name", [name for name in ON_STAND_IN if name not in {"broken", "local"}])
 def test_losses_on_a_gpu_match_those_on_a_host(first: Launch, on_stand_in: Launch, name: str) -> None:
-    """Get the losses, buckets and gradient error of the same launch on the host."""
+    """Produce the losses, buckets and gradient error of the host's launch."""
     host, device = first.records[name], on_stand_in.records[name]
     assert ("ok", True) == (device["status"], device["ranks_agree"])
     assert host["losses"] == pytest.approx(device["losses"], rel=1e-6)
@@ -396,7 +396,7 @@ def test_losses_on_a_gpu_match_those_on_a_host(first: Launch, on_stand_in: Launc
 
 @pytest.mark.parametrize("name", [name for name in ON_STAND_IN if name != "broken"])
 def test_records_of_a_gpu_name_it(on_stand_in: Launch, name: str) -> None:
-    """Name the GPU and its memory, time every part, and count no bytes."""
+    """Record the GPU, its memory and all times, and no bytes."""
     record = on_stand_in.records[name]
     assert ("Simulated GPU 0", 123_000_000, None) == (
         record["device"],
@@ -414,14 +414,14 @@ def test_records_of_a_gpu_name_it(on_stand_in: Launch, name: str) -> None:
 
 
 def test_what_a_hook_breaks_on_a_gpu_costs_its_row_only(on_stand_in: Launch) -> None:
-    """Say the same as on a host, and on which device."""
+    """Record a broken hook's error with its device, and train the others."""
     record = on_stand_in.records["broken"]
     assert ("failed", "Simulated GPU 0") == (record["status"], record["device"])
     assert "Hook short returned a tensor of shape" in record["reason"]
 
 
 def test_some_of_the_ranks_train(some_train: tuple[int, Launch]) -> None:
-    """Send what so many ranks send, agree among these, and be idle elsewhere."""
+    """Train on some ranks with their bytes and equal bits, and leave the others idle."""
     ranks, launch = some_train
     for size in range(1, ranks + 1):
         record = launch.records[f"{size} ranks"]

@@ -1,4 +1,4 @@
-"""Where a rank trains: the GPU that it takes, what it moves there, and what a person is told without one."""
+"""Tests of training devices: the GPU of a rank, transfers to it, and refusals without one."""
 
 import dataclasses
 import os
@@ -26,7 +26,7 @@ from commbench.hooks.step_clock import host_clock  # noqa: E402
 
 @pytest.fixture
 def with_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let this torch have NCCL, and take away what is set for it."""
+    """Simulate a torch with NCCL, and remove NCCL's variables."""
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     for name in [name for name in os.environ if name.startswith("NCCL_")]:
         monkeypatch.delenv(name)
@@ -50,26 +50,26 @@ def with_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_what_is_missing_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, devices: int, built: Any, nccl: Any, words: str
 ) -> None:
-    """Say what torch lacks here, and what to do."""
+    """Refuse in one sentence what torch lacks, and say what to do."""
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: nccl)
-    with pytest.raises(InputError, match=f"^Backend nccl {words}") as told:
+    with pytest.raises(InputError, match=f"^Backend nccl {words}") as refused:
         gpus_to_train_on(SimulatedCuda(devices))
-    assert str(told.value).endswith("or train with --backend gloo.")
+    assert str(refused.value).endswith("or train with --backend gloo.")
 
 
 @pytest.mark.usefixtures("with_nccl")
 def test_gpus_are_identified_by_pci_address() -> None:
-    """Use the UUID or the number with an older torch."""
+    """Use the UUID or the number of a GPU with an older torch."""
     cuda = SimulatedCuda(2, buses=[0x17, 0xC1])
     assert ["0000:17:00.0", "0000:c1:00.0"] == gpus_to_train_on(cuda)
-    for known, expected in (({"uuid": "GPU-7", "pci_bus_id": 0x17}, ["GPU-7"] * 2), ({}, ["0", "1"])):
-        cuda.get_device_properties = lambda _, known=known: SimpleNamespace(**known)  # type: ignore[method-assign,misc]
+    for properties, expected in (({"uuid": "GPU-7", "pci_bus_id": 0x17}, ["GPU-7"] * 2), ({}, ["0", "1"])):
+        cuda.get_device_properties = lambda _, properties=properties: SimpleNamespace(**properties)  # type: ignore[method-assign,misc]
         assert expected == find_gpus("torch-nccl", cuda)
 
 
 def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quote the first sentence of what CUDA says when it is started; before that torch has only warned."""
+    """Quote the first sentence of CUDA's error about the driver."""
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     old = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by ..."
     with pytest.raises(InputError, match=r' finds none on .* \("The NVIDIA .* \(found version 11040\)"\): start'):
@@ -77,7 +77,7 @@ def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_gloo_trains_on_the_host() -> None:
-    """Take no GPU, whether there is one or not, and set nothing for NCCL."""
+    """Use no GPU for Gloo, and set no variable of NCCL."""
     before = dict(os.environ)
     (device,) = run_threads(1, lambda control: open_device("gloo", control, SimulatedCuda(8)))
     assert Device is type(device)
@@ -89,7 +89,7 @@ def test_gloo_trains_on_the_host() -> None:
 
 
 def test_ddp_looks_back_at_ten_steps() -> None:
-    """Find that DDP notes the times of its first ten iterations, each when the next begins, and not of those after."""
+    """DDP records the times of its first ten iterations, each in the next one."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -109,39 +109,39 @@ def test_ddp_looks_back_at_ten_steps() -> None:
     ("devices", "numbers", "shared"), [(2, [0, 1, 0], 2), (3, [0, 1, 2], 1), (1, [0, 0, 0], 3), (8, [0, 1, 2], 1)]
 )
 def test_ranks_take_gpus_in_turn(devices: int, numbers: list[int], shared: int) -> None:
-    """Give each rank its GPU, which becomes torch's own; where they share one, say so and tell NCCL."""
+    """Assign each rank a GPU and make it torch's current one; report and configure a shared one."""
 
     def work(control: Control) -> tuple[Device, int | None]:
         cuda = SimulatedCuda(devices)
         return open_device("nccl", control, cuda), cuda.current
 
-    found = run_threads(3, work)
-    assert numbers == [current for _, current in found]
-    assert [[number] for number in numbers] == [device.numbers for device, _ in found]
-    assert [torch.device("cuda", number) for number in numbers] == [device.torch_device for device, _ in found]
-    assert [shared] * 3 == [device.ranks_per_gpu for device, _ in found]
+    opened = run_threads(3, work)
+    assert numbers == [current for _, current in opened]
+    assert [[number] for number in numbers] == [device.numbers for device, _ in opened]
+    assert [torch.device("cuda", number) for number in numbers] == [device.torch_device for device, _ in opened]
+    assert [shared] * 3 == [device.ranks_per_gpu for device, _ in opened]
     names = " | ".join(f"Simulated GPU {number}" for number in sorted(set(numbers)))
-    assert [names] * 3 == [device.name for device, _ in found]
-    assert {"nccl"} == {device.backend for device, _ in found}
-    assert all(device.is_serial for device, _ in found)
-    assert f"torch {torch_version()} {loaded_version()}" == found[0][0].library()
+    assert [names] * 3 == [device.name for device, _ in opened]
+    assert {"nccl"} == {device.backend for device, _ in opened}
+    assert all(device.is_serial for device, _ in opened)
+    assert f"torch {torch_version()} {loaded_version()}" == opened[0][0].library()
     assert (shared > 1) == ("NCCL_HOSTID" in os.environ)
 
 
 @pytest.mark.usefixtures("with_nccl")
 def test_ranks_that_see_a_gpu_each_share_none() -> None:
-    """Go by where GPUs are plugged in where each rank sees its own as number 0, and tell NCCL nothing."""
+    """Compare GPUs by PCI address if each rank sees its own as number 0."""
 
     def work(control: Control) -> Device:
         return open_device("nccl", control, SimulatedCuda(1, buses=[0x17 + control.rank]))
 
-    found = run_threads(3, work)
-    assert [([0], 1)] * 3 == [(device.numbers, device.ranks_per_gpu) for device in found]
+    rank_devices = run_threads(3, work)
+    assert [([0], 1)] * 3 == [(device.numbers, device.ranks_per_gpu) for device in rank_devices]
     assert "NCCL_HOSTID" not in os.environ
 
 
 def test_the_clock_is_that_of_the_gpu_where_it_is() -> None:
-    """Look for it by PCI address, and do without where NVML knows of none; a host has none."""
+    """Find a GPU's clock by PCI address; return none if NVML lacks it or on the host."""
     reading = Reading(sm_MHz=1980.0, reasons=0, held_ns={})
     clocks: dict[str, Any] = {"0000:c1:00.0": SimpleNamespace(read=lambda: reading)}
     cuda = SimulatedCuda(2, buses=[0x17, 0xC1])
@@ -153,7 +153,7 @@ def test_the_clock_is_that_of_the_gpu_where_it_is() -> None:
 
 
 class Pair(NamedTuple):
-    """Part of a batch."""
+    """A part of a batch."""
 
     inputs: Any
     labels: Any
@@ -161,25 +161,25 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Part of a batch."""
+    """A part of a batch."""
 
     inputs: Any
     name: str
 
 
 class Encoding(dict[str, Any]):
-    """A batch that knows how to move itself."""
+    """A batch with its own ``to`` method."""
 
     moved_to: Any = None
 
     def to(self, device: Any) -> Any:
-        """Note where."""
+        """Record the device."""
         self.moved_to = device
         return self
 
 
 def test_every_tensor_of_a_batch_is_copied() -> None:
-    """Look into tuples, lists, dicts and dataclasses, and hand on the like of them with all else as it is."""
+    """Copy tensors in tuples, lists, dicts and dataclasses, and keep other values."""
     ones = torch.ones(2)
     batch = [Pair(ones, [ones, "x"]), {"a": ones, "b": (ones, 3)}, Sample(ones, "name"), None, 1.5]
     device = StandIn()
@@ -193,7 +193,7 @@ def test_every_tensor_of_a_batch_is_copied() -> None:
 
 
 def test_what_can_move_itself_does() -> None:
-    """Ask a model and batches of other libraries to move; leave everything where it is on the host."""
+    """Call ``to`` of models and batches, and copy nothing on the host."""
     device, encoding, model = StandIn(), Encoding(ids=torch.ones(1)), torch.nn.Linear(2, 1)
     assert encoding is device.moved((encoding, 3))[0]
     assert torch.device("cpu") == encoding.moved_to
@@ -207,7 +207,7 @@ def test_what_can_move_itself_does() -> None:
 
 
 def test_a_gpu_is_asked_for_its_own_figures() -> None:
-    """Wait for it, know its memory and its random numbers, and count no bytes."""
+    """Read memory and random state of the GPU, and count no bytes."""
     device = StandIn()
     device.reset_peak_memory()
     device.wait()
@@ -222,7 +222,7 @@ def test_a_gpu_is_asked_for_its_own_figures() -> None:
 
 
 def test_random_numbers_of_a_host_come_again() -> None:
-    """Draw the same twice."""
+    """Restore the random state."""
     device = Device()
     state = device.random_state()
     drawn = torch.rand(3)
@@ -232,23 +232,23 @@ def test_random_numbers_of_a_host_come_again() -> None:
 
 @pytest.mark.parametrize("name", ["digits", pytest.param("trace:many-tiny", marks=pytest.mark.slow)])
 def test_workloads_are_tried_out_on_a_gpu(name: str) -> None:
-    """Make the same steps there, evaluation included."""
+    """Train equal steps on the simulated GPU, with evaluation."""
     pytest.importorskip("numba")
     device = StandIn()
     facts = inspect_workload(load_workload(name, seed=0, rank=0, world_size=1), device)
     assert device.copied >= 2
-    there = inspect_workload(load_workload(name, seed=0, rank=0, world_size=1))
-    assert [parameter.name for parameter in there.parameters] == [parameter.name for parameter in facts.parameters]
-    assert there.ready_order == facts.ready_order
+    host_facts = inspect_workload(load_workload(name, seed=0, rank=0, world_size=1))
+    assert [parameter.name for parameter in host_facts.parameters] == [parameter.name for parameter in facts.parameters]
+    assert host_facts.ready_order == facts.ready_order
 
 
 def test_the_log_of_nccl_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Leave no file of ours behind; a person's own log stays."""
-    for name, stays in (("commbench-nccl-1-1.log", False), ("mine.log", True)):
+    """Remove our NCCL log, and keep a person's own."""
+    for name, is_kept in (("commbench-nccl-1-1.log", False), ("mine.log", True)):
         log = tmp_path / name
         log.write_text("NCCL INFO\n")
         monkeypatch.setenv("NCCL_DEBUG_FILE", str(log))
         Device().close()
         assert log.exists()
         StandIn().close()
-        assert stays == log.exists()
+        assert is_kept == log.exists()

@@ -1,4 +1,4 @@
-"""Training on real GPUs: two ranks, which may have to share one, with every hook; and a whole run of the command."""
+"""Tests of training on real GPUs: two ranks, which may share one, with every hook, and a run of the command."""
 
 import csv
 import math
@@ -49,7 +49,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def trained(run_ranks: RunRanks) -> Any:
-    """A launch of all configurations, and a longer one of two."""
+    """Return a launch of all configurations, and a longer one of two."""
     two = {name: CASES[name] for name in ("plain", "topk:0.1")}
     return launches_of(
         lambda *words: run_ranks(*words, timeout=500),
@@ -61,14 +61,14 @@ def trained(run_ranks: RunRanks) -> Any:
 
 @pytest.fixture(scope="module")
 def first(trained: Any) -> Launch:
-    """The launch of all configurations."""
+    """Return the launch of all configurations."""
     launch: Launch = trained["first"]
     return launch
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "local"])
 def test_ranks_agree_and_learn(first: Launch, name: str) -> None:
-    """End with the same bits on both ranks, having learnt something."""
+    """End with equal bits on both ranks and a lower loss."""
     record = first.records[name]
     assert ("ok", "") == (record["status"], record["reason"])
     assert record["ranks_agree"] is True
@@ -79,7 +79,7 @@ def test_ranks_agree_and_learn(first: Launch, name: str) -> None:
 
 
 def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
-    """Find no error where all is sent, rounding in half precision, and much where little is sent."""
+    """Measure no gradient error without compression, rounding in half precision, more with sparse hooks."""
     errors = {name: first.records[name]["grad_rel_error"] for name in HOOKS}
     assert [] == [name for name, most in NEAR.items() if not errors[name] <= most], errors
     assert min(errors[name] for name in HOOKS if name not in NEAR) > 0.1
@@ -87,18 +87,18 @@ def test_gradients_are_as_exact_as_the_hook(first: Launch) -> None:
 
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_a_density_of_one_is_dense(first: Launch, name: str) -> None:
-    """Learn what DDP learns."""
+    """Learn the same as plain DDP at density 1."""
     assert first.records["none"]["losses"] == pytest.approx(first.records[name]["losses"], rel=1e-4)
 
 
 def test_the_scaler_skips_on_all_ranks(first: Launch) -> None:
-    """Skip the one step that one rank overflows in."""
+    """Skip exactly the step in which one rank overflows."""
     assert [1, 1] == [first.records[name]["skipped_steps"] for name in ("overflow", "overflow topk")]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_times_are_those_of_events(first: Launch, name: str) -> None:
-    """Time parts that fit into the step, and buckets that are ready, sent and done in that order, one after another."""
+    """Record parts that add up to the step, and buckets in the order ready, sent, done."""
     record = first.records[name]
     parts = [record[f"{part}_ms"] for part in ("forward", "backward", "optimizer")]
     assert all(0 < part <= max(record["step_ms"]) for part in parts)
@@ -110,7 +110,7 @@ def test_times_are_those_of_events(first: Launch, name: str) -> None:
 
 
 def test_records_name_the_gpu(first: Launch) -> None:
-    """Say which it is and what was allocated there; count no bytes."""
+    """Record the GPU and its allocated memory, and no bytes."""
     record = first.records["plain"]
     assert torch.cuda.get_device_name(0) in record["device"]
     assert record["peak_memory_bytes"] > 4 * 81_710
@@ -119,7 +119,7 @@ def test_records_name_the_gpu(first: Launch) -> None:
 
 @pytest.mark.skipif("gpu" not in EnergyMeter.find().kinds, reason="needs GPUs whose energy NVML tells")
 def test_energy_of_a_step(trained: Any) -> None:
-    """Read joules, between nothing and a kilowatt a GPU."""
+    """Measure a plausible energy per step, below one kilowatt per GPU."""
     for record in trained["long"].records.values():
         step_s = record["measuring_s"] / sum(record["block_lengths"])
         if record["measuring_s"] > 2 * LEAST_S["gpu"]:
@@ -128,7 +128,7 @@ def test_energy_of_a_step(trained: Any) -> None:
 
 
 def test_the_command_trains_on_gpus(tmp_path: Path) -> None:
-    """Write rows of the GPU from end to end, flagged where ranks share one."""
+    """Write rows of the GPU by the command, flagged if ranks share one."""
     command = [sys.executable, "-m", "commbench", "train", "--backend", "nccl", "-n", "2", "--oversubscribe"]
     command += ["--workload", "mlp", "--hook", "none,topk:0.01", "--bucket-cap-mb", "default,5", "--steps", "8"]
     command += ["--launches", "1", "--confirm-launches", "1", "--out", "r"]

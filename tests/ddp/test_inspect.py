@@ -1,4 +1,4 @@
-"""Inspecting a workload: the facts, that nothing is left behind, and a sentence for all that DDP could not train."""
+"""Tests of inspecting a workload: its facts, no side effects, and refusals of what DDP cannot train."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from commbench.ddp.inspection import inspect_workload  # noqa: E402 - after the 
 
 
 def workload(model: Any = None, loss: Any = None, **others: Any) -> Workload:
-    """Return a small sound workload with parts replaced."""
+    """Return a small valid workload with parts replaced."""
     nn = torch.nn
     model = model or nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2, bias=False))
     loss = loss or (lambda m, x: m(x).square().mean())
@@ -32,7 +32,7 @@ def workload(model: Any = None, loss: Any = None, **others: Any) -> Workload:
 
 
 def test_facts_of_a_small_model() -> None:
-    """Report parameters in registration order, the order of gradients, buffers and what the workload says of itself."""
+    """Return parameters in registration order, gradient order, buffers and the workload's own fields."""
     facts = inspect_workload(workload(metric="accuracy", target=0.9, steps=7))
     assert [("0.weight", 32), ("0.bias", 8), ("1.weight", 8), ("1.bias", 8), ("3.weight", 16)] == [
         (parameter.name, parameter.numel) for parameter in facts.parameters
@@ -49,15 +49,15 @@ def test_facts_of_a_small_model() -> None:
 
 
 def test_lists_of_bucket_sizes_are_taken_where_ddp_has_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask DDP itself, whatever torch calls its version."""
+    """Detect DDP's option for lists of bucket sizes by its signature."""
 
     class Old:
-        """DDP without lists."""
+        """A DDP without lists."""
 
         def __init__(self, module: Any, bucket_cap_mb: float | None = None) -> None: ...
 
     class New(Old):
-        """DDP with lists."""
+        """A DDP with lists."""
 
         def __init__(self, module: Any, bucket_cap_mb_list: Any = None) -> None: ...
 
@@ -67,7 +67,7 @@ def test_lists_of_bucket_sizes_are_taken_where_ddp_has_the_option(monkeypatch: p
 
 
 def test_dtypes_and_frozen_parameters() -> None:
-    """Count only what is trained, each in its own type."""
+    """Count only trained parameters, each in its own type."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2, dtype=torch.float64))
     model[0].bias.requires_grad_(False)  # noqa: FBT003 - torch's own signature
     facts = inspect_workload(workload(model, lambda m, x: m[1](m[0](x).double()).mean()))
@@ -76,36 +76,36 @@ def test_dtypes_and_frozen_parameters() -> None:
 
 
 def test_model_and_random_numbers_are_left_as_they_were() -> None:
-    """Leave weights, statistics, gradients and torch's random numbers untouched."""
-    one = workload()
-    before = {name: value.clone() for name, value in one.model.state_dict().items()}
+    """Restore weights, statistics, gradients and random state."""
+    small = workload()
+    before = {name: value.clone() for name, value in small.model.state_dict().items()}
     state = torch.random.get_rng_state()
-    inspect_workload(one)
-    assert all(torch.equal(before[name], value) for name, value in one.model.state_dict().items())
-    assert all(parameter.grad is None for parameter in one.model.parameters())
+    inspect_workload(small)
+    assert all(torch.equal(before[name], value) for name, value in small.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in small.model.parameters())
     assert torch.equal(state, torch.random.get_rng_state())
 
 
 def test_facts_survive_json() -> None:
-    """Come back from JSON as they were."""
+    """Read the facts back from JSON."""
     facts = inspect_workload(workload())
     assert facts == WorkloadFacts.from_json(json.loads(json.dumps(facts.to_json())))
 
 
 def unused(count: int) -> Any:
-    """Return a model with several layers that its loss does not use."""
+    """Return a model with layers that its loss does not use."""
     return torch.nn.ModuleDict(
         {"used": torch.nn.Linear(4, 1)} | {f"idle{i}": torch.nn.Linear(1, 1) for i in range(count)}
     )
 
 
 def of_used(model: Any, inputs: Any) -> Any:
-    """Use one layer of a model."""
+    """Return a loss that uses one layer of a model."""
     return model["used"](inputs).mean()
 
 
 def fail(*_: object) -> Any:
-    """Raise as a person's own code may."""
+    """Raise an error as a person's own code may."""
     raise RuntimeError("shapes\ndo not fit.")
 
 
@@ -117,7 +117,7 @@ class SparseTable(torch.nn.Module):
         self.table = torch.nn.Embedding(10, 4, sparse=True)
 
     def forward(self, inputs: Any) -> Any:
-        """Look some rows up."""
+        """Look up some rows."""
         return self.table(torch.arange(3)).sum() + inputs.sum()
 
 
@@ -146,7 +146,7 @@ class SparseTable(torch.nn.Module):
     ],
 )
 def test_misuse_is_one_sentence(parts: dict[str, Any], says: str) -> None:
-    """Say what DDP could not train, and why."""
+    """Refuse in one sentence what DDP cannot train, with the reason."""
     with pytest.raises(InputError) as caught:
         inspect_workload(workload(**parts))
     assert says in str(caught.value)
@@ -154,7 +154,7 @@ def test_misuse_is_one_sentence(parts: dict[str, Any], says: str) -> None:
 
 
 def test_failing_backward_is_one_sentence() -> None:
-    """Say where a backward pass fails."""
+    """Name the place of a failing backward pass."""
 
     class Broken(torch.autograd.Function):
         @staticmethod
@@ -170,7 +170,7 @@ def test_failing_backward_is_one_sentence() -> None:
 
 
 def test_wrapped_model_is_refused() -> None:
-    """Ask for the bare model where DDP is around it already."""
+    """Refuse a model inside DDP, and ask for the bare one."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -184,7 +184,7 @@ def test_wrapped_model_is_refused() -> None:
 
 @pytest.mark.usefixtures("forks")
 def test_command_prints_facts_and_nothing_else(tmp_path: Path) -> None:
-    """Print one line of JSON from a process of its own, though the person's file prints, too."""
+    """Print one line of JSON from a separate process, although the person's file prints too."""
     (tmp_path / "mine.py").write_text(
         "import torch\nprint('hello')\ndef workload(batch_size=3):\n"
         "    return torch.nn.Linear(2, 1), lambda m, x: m(x).mean(), [torch.ones(batch_size, 2)]\n"
@@ -198,13 +198,13 @@ def test_command_prints_facts_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_command_prints_errors_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """Print a sentence and end with the code of bad input."""
+    """Print a sentence as JSON and exit with the code of bad input."""
     assert 2 == main(["nonsense"])
     assert "no workload 'nonsense'" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_workload_needs_no_torch() -> None:
-    """Import the protocol and the traces without loading torch."""
+    """Import the workload protocol and the traces without torch."""
     code = "import sys, commbench.ddp.plan.workload, commbench.ddp.traces; sys.exit('torch' in sys.modules)"
     assert 0 == subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
 
@@ -212,7 +212,7 @@ def test_workload_needs_no_torch() -> None:
 def test_an_error_on_a_gpu_names_the_device(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Suggest CPUs for a workload that makes tensors on another device; on CPUs do not."""
+    """Suggest CPUs if a workload fails on a GPU, but not on CPUs."""
     monkeypatch.setattr("commbench.ddp.devices.gpus_to_train_on", lambda: ["one"])
     monkeypatch.setattr("commbench.ddp.devices.Gpu", lambda _: StandIn())
     own = tmp_path / "own.py"
@@ -222,8 +222,8 @@ def test_an_error_on_a_gpu_names_the_device(
         "def workload(**_):\n"
         "    return Workload(model=torch.nn.Linear(2, 2), loss=fail, batches=[torch.ones(1, 2)], batch_size=1)\n"
     )
-    for options, said in (["--gpu", "0"], True), ([], False):
+    for options, suggests_cpus in (["--gpu", "0"], True), ([], False):
         assert 2 == main([f"{own}:workload", *options])
         error = json.loads(capsys.readouterr().out)["error"]
         assert "not the same device" in error
-        assert said == error.endswith("--backend gloo trains on CPUs.")
+        assert suggests_cpus == error.endswith("--backend gloo trains on CPUs.")

@@ -1,4 +1,4 @@
-"""Tests of the rule by which DDP makes buckets, against DDP itself."""
+"""Tests of the rule of DDP's buckets, against DDP itself."""
 
 import json
 import math
@@ -38,15 +38,15 @@ LARGE = {**dict.fromkeys(LARGE_TRACES, LARGE_CAPS), **dict.fromkeys(HEAVY, WORKL
 
 
 def look(python: str, caps_by_model: Mapping[str, Sequence[str]], store: Path) -> dict[str, Any]:
-    """Return what DDP says of models and their bucket sizes."""
+    """Return the buckets that DDP logs for models and bucket sizes."""
     pytest.importorskip("torch")
-    asked = {name: (caps, caps if name in STATIC else []) for name, caps in caps_by_model.items()}
-    return dict(found_by(run_gloo_ranks(python, 1, "ddp_layout.py", json.dumps(asked), store=store)))
+    arguments = {name: (caps, caps if name in STATIC else []) for name, caps in caps_by_model.items()}
+    return dict(found_by(run_gloo_ranks(python, 1, "ddp_layout.py", json.dumps(arguments), store=store)))
 
 
 @pytest.fixture(scope="module")
-def seen(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What DDP does with every model."""
+def logged(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the buckets of DDP for every model."""
     return look(forked_python, ASKED, tmp_path_factory.mktemp("ddp") / "store")
 
 
@@ -57,22 +57,22 @@ def columns(model: dict[str, Any]) -> tuple[list[int], list[int], list[str]]:
 
 
 @pytest.mark.parametrize(("name", "cap"), [(name, cap) for name, caps in ASKED.items() for cap in caps])
-def test_rebuilt_buckets_match_ddp(seen: dict[str, Any], name: str, cap: str) -> None:
-    """Put the same parameters into the same buckets as DDP, in the order of sending."""
-    check_rebuilt(seen[name], cap)
+def test_rebuilt_buckets_match_ddp(logged: dict[str, Any], name: str, cap: str) -> None:
+    """Predict the parameters of each bucket in sending order."""
+    check_rebuilt(logged[name], cap)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_rebuilt_buckets_of_large_traces_match_ddp(forked_python: str, tmp_path: Path, name: str) -> None:
-    """Compare for models of up to half a gigabyte."""
+    """Predict the buckets of models up to half a gigabyte."""
     model = look(forked_python, {name: LARGE[name]}, tmp_path / "store")[name]
     for cap in LARGE[name]:
         check_rebuilt(model, cap)
 
 
 def check_rebuilt(model: dict[str, Any], cap: str) -> None:
-    """Compare our layout with that of DDP."""
+    """Compare the predicted layout with DDP's."""
     numels, itemsizes, dtypes = columns(model)
     layout = rebuilt_layout(numels, itemsizes, dtypes, model["ready_order"], caps_bytes(cap))
     assert model["ddp"][cap]["indices"] == [list(bucket) for bucket in layout]
@@ -80,17 +80,17 @@ def check_rebuilt(model: dict[str, Any], cap: str) -> None:
 
 
 @pytest.mark.parametrize("name", STATIC)
-def test_static_graph_makes_the_same_buckets(seen: dict[str, Any], name: str) -> None:
-    """Apply one rule with a static graph and without."""
-    sizes = [{cap: ddp["sizes"] for cap, ddp in seen[name][kind].items()} for kind in ("ddp", "static")]
+def test_static_graph_makes_the_same_buckets(logged: dict[str, Any], name: str) -> None:
+    """Predict the same buckets with a static graph."""
+    sizes = [{cap: ddp["sizes"] for cap, ddp in logged[name][kind].items()} for kind in ("ddp", "static")]
     assert sizes[0] == sizes[1]
 
 
-def test_models_tell_bucket_sizes_apart(seen: dict[str, Any]) -> None:
-    """Have models on which the default, a list and plain numbers differ, else the tests above show little."""
-    for one, other in (("default", "25"), ("default", "1"), ("1+5+25", "default"), ("0.001+0.03", "0.02")):
-        models = [seen[name]["ddp"] for name in MODELS]
-        assert any(model[one]["sizes"] != model[other]["sizes"] for model in models)
+def test_models_tell_bucket_sizes_apart(logged: dict[str, Any]) -> None:
+    """Use models on which default, list and plain sizes differ, or the other tests show little."""
+    for cap, another_cap in (("default", "25"), ("default", "1"), ("1+5+25", "default"), ("0.001+0.03", "0.02")):
+        models = [logged[name]["ddp"] for name in MODELS]
+        assert any(model[cap]["sizes"] != model[another_cap]["sizes"] for model in models)
 
 
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
@@ -99,7 +99,7 @@ DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 @settings(max_examples=repetitions(60))
 @given(data=st.data())
 def test_any_parameters_are_assigned_as_torch_does(data: st.DataObject) -> None:
-    """Follow torch's own function for any sizes, dtypes, order and caps."""
+    """Match torch's own function for any sizes, dtypes, order and caps."""
     torch = pytest.importorskip("torch")
     parameters = data.draw(
         st.lists(st.tuples(st.integers(1, 3000), st.sampled_from(sorted(DTYPES))), min_size=1, max_size=20)
@@ -107,14 +107,16 @@ def test_any_parameters_are_assigned_as_torch_does(data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(parameters))))
     caps = data.draw(st.lists(st.integers(0, 20_000), min_size=1, max_size=4))
     tensors = [torch.empty(numel, dtype=getattr(torch, dtype)) for numel, dtype in parameters]
-    theirs, _ = torch.distributed._compute_bucket_assignment_by_size([tensors[i] for i in order], caps, [], list(order))
+    assigned, _ = torch.distributed._compute_bucket_assignment_by_size(
+        [tensors[i] for i in order], caps, [], list(order)
+    )
     numels, dtypes = zip(*parameters, strict=True)
-    ours = rebuilt_layout(numels, [DTYPES[dtype] for dtype in dtypes], dtypes, order, caps)
-    assert theirs == [list(bucket) for bucket in ours]
+    predicted = rebuilt_layout(numels, [DTYPES[dtype] for dtype in dtypes], dtypes, order, caps)
+    assert assigned == [list(bucket) for bucket in predicted]
 
 
 def test_default_is_not_25() -> None:
-    """Know the small first bucket of the default, which 25 and lists do not have."""
+    """Use the small first bucket only for the default, not for 25 or lists."""
     assert [MIB, 25 * MIB] == caps_bytes("default")
     assert [25 * MIB] == caps_bytes("25")
     assert [MIB, 5 * MIB, 25 * MIB] == caps_bytes("1+5+25")
@@ -122,7 +124,7 @@ def test_default_is_not_25() -> None:
 
 
 def test_default_is_that_of_torch() -> None:
-    """Use the size of the first bucket that torch has."""
+    """Use torch's size of the first bucket."""
     torch = pytest.importorskip("torch")
     assert caps_bytes("default")[0] == torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
 
@@ -136,7 +138,7 @@ def case(cap: str = "default", **changes: Any) -> TrainingCase:
 
 
 def facts(*sizes_mb: float) -> WorkloadFacts:
-    """Return a workload with parameters of these sizes (MiB), the last ready first."""
+    """Return a workload with parameters of these sizes in MiB, the last ready first."""
     parameters = tuple(
         ParameterFacts(
             name=f"p{i}", numel=math.ceil(size * MIB / 4), itemsize=4, dtype="float32", ready_ms=len(sizes_mb) - i
@@ -158,22 +160,22 @@ def facts(*sizes_mb: float) -> WorkloadFacts:
 
 
 def test_same_buckets_are_measured_once() -> None:
-    """Measure one of the bucket sizes that give each layer its own bucket."""
+    """Keep one of the sizes that make one bucket per layer."""
     groups = group_by_layout([case("0.5"), case("1"), case("4"), case("5")], facts(4, 4, 4))
     assert {"0.5": "0.5", "1": "0.5", "4": "0.5", "5": "5"} == {
-        one.bucket_cap_mb: other.bucket_cap_mb for one, other in groups.items()
+        setting.bucket_cap_mb: representative.bucket_cap_mb for setting, representative in groups.items()
     }
 
 
 def test_default_represents_its_equals() -> None:
-    """Measure DDP's default where another bucket size gives the same, wherever it stands."""
+    """Keep DDP's default for all sizes with the same buckets."""
     groups = group_by_layout([case("25"), case("100"), case("default")], facts(0.1, 0.2))
     assert {case("default")} == set(groups.values())
     assert [case("25"), case("100"), case("default")] == list(groups)
 
 
 def test_other_settings_stay_apart() -> None:
-    """Merge nothing that differs in more than the bucket size."""
+    """Merge only settings that differ in nothing but the bucket size."""
     cases = [
         case("25"),
         case("25", hook="fp16"),
@@ -184,10 +186,10 @@ def test_other_settings_stay_apart() -> None:
         case("25", world_size=4),
         case("25").local(),
     ]
-    assert {one: one for one in cases} == group_by_layout(cases, facts(1, 2))
+    assert {setting: setting for setting in cases} == group_by_layout(cases, facts(1, 2))
 
 
 def test_steps_without_ddp_have_no_buckets() -> None:
-    """Leave the step without DDP alone, also beside a default with the same name of buckets."""
+    """Keep the step without DDP apart from a default with the same bucket size."""
     cases = [case("1"), case("1").local()]
-    assert {one: one for one in cases} == group_by_layout(cases, facts(0.1))
+    assert {setting: setting for setting in cases} == group_by_layout(cases, facts(0.1))

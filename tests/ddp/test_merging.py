@@ -1,4 +1,4 @@
-"""Tests of merging: samples of blocks made by hand, whose record is known in every field."""
+"""Tests of merging samples of blocks made by hand into records with known fields."""
 
 import json
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ Buckets = Sequence[Sequence[float]]
 
 
 def make_events(buckets: Buckets, scale: float = 1.0) -> list[BucketTimes]:
-    """Return the buckets of a step, the last one first, as a thread may finish them."""
+    """Return the buckets of a step, last one first, as a thread may finish them."""
     events = []
     for index, times in enumerate(buckets):
         ready, start, done, encode, decode = (int(scale * MS * time) for time in times)
@@ -54,10 +54,7 @@ def make_events(buckets: Buckets, scale: float = 1.0) -> list[BucketTimes]:
 
 
 def make_samples(timed: Sequence[Sequence[float]], buckets: Buckets = (), **changes: Any) -> BlockSamples:
-    """Return samples of a block whose early steps are absurd.
-
-    In the second timed step every instant of a bucket comes three times as late as in the first.
-    """
+    """Return samples of a block with absurd early steps; bucket times of the second timed step are tripled."""
     watched = [make_events(buckets[:1], scale=100) for _ in range(EARLY_STEPS)]
     watched += [make_events(buckets, 2 * n + 1) for n in range(len(timed))]
     fields: dict[str, Any] = {
@@ -87,12 +84,12 @@ def make_ranks(**changes: Any) -> list[BlockSamples]:
 def merged(
     blocks: Sequence[Sequence[BlockSamples]], case: TrainingCase | None = None, workload: Any = None
 ) -> TrainingRecord:
-    """Return the record."""
+    """Return the merged record."""
     return merge(case or make_training_case("topk:0.1"), blocks, workload or PLAIN, launch=3, seed=11)
 
 
 def test_times_are_of_the_slowest_rank() -> None:
-    """Take each step, and each part of it, from the rank where it took longest, without the early steps."""
+    """Take each step and part from the slowest rank, without early steps."""
     record = merged([make_ranks()])
     assert [6.5, 9.0] == record.step_ms
     assert ([2], 5, EARLY_STEPS) == (record.block_lengths, record.block_steps, record.discarded)
@@ -101,7 +98,7 @@ def test_times_are_of_the_slowest_rank() -> None:
 
 
 def test_every_time_of_a_bucket() -> None:
-    """Give medians over the two timed steps, the second three times as long as the first, so twice the first's."""
+    """Return medians over two steps, the second three times as long: twice the first's times."""
     first, second = merged([make_ranks()]).buckets
     common: dict[str, Any] = {"size_bytes": 1000, "parameters": 2}
     assert (
@@ -115,7 +112,7 @@ def test_every_time_of_a_bucket() -> None:
 
 
 def test_communication_that_overlaps_counts_once() -> None:
-    """Unite intervals: [2, 4.75] and [4, 7.25] on rank 0, where least is left, [3, 5] and [5, 8.5] on rank 1."""
+    """Add overlapping communication once per rank, on the rank with least exposed time."""
     record = merged([make_ranks()])
     assert 2 * 5.25 == record.comm_ms
     assert 2 * (5.5 - 5.25) / 2 == record.skew_wait_ms
@@ -134,25 +131,25 @@ def test_communication_that_overlaps_counts_once() -> None:
     ids=["apart", "one within the other", "the later first", "touching"],
 )
 def test_the_union_of_intervals(intervals: Buckets, expected: float) -> None:
-    """Count each instant once, whatever the order."""
+    """Count each instant once, in any order of intervals."""
     buckets = [(0, start, end, 0, 0) for start, end in intervals]
     assert expected == merged([[make_samples([TIMES_0[0]], buckets)]]).comm_ms
 
 
 def test_steps_with_other_buckets_are_left_out() -> None:
-    """Ignore a step in which ranks saw different numbers of buckets, and one in which all saw another number."""
+    """Exclude steps with unequal numbers of buckets across ranks or steps."""
     ranks = make_ranks()
     expected = merged([ranks])
     for samples, odd in zip(ranks, (RANK_0, RANK_1[:1]), strict=True):
         for buckets in (odd, RANK_0[:1]):
             samples.watched.append(make_events(buckets, scale=50))
-    found = merged([ranks])
-    assert expected.buckets == found.buckets
-    assert expected.comm_ms == found.comm_ms
+    record = merged([ranks])
+    assert expected.buckets == record.buckets
+    assert expected.comm_ms == record.comm_ms
 
 
 def test_blocks_are_put_together() -> None:
-    """List the steps of all blocks in turn, and take medians over all of them."""
+    """Concatenate the steps of all blocks, with medians over all."""
     slow = [make_samples([[10 * time for time in step] for step in TIMES_0], RANK_0, seconds=2.0, skipped=2)]
     record = merged([[make_samples(TIMES_0, RANK_0)], [make_samples(TIMES_1, RANK_1, skipped=1)], slow])
     assert [6.0, 7.0, 6.5, 9.0, 60.0, 70.0] == record.step_ms
@@ -164,7 +161,7 @@ def test_blocks_are_put_together() -> None:
 
 
 def test_losses_and_metrics_come_from_the_first_block() -> None:
-    """Return the mean loss over ranks, and no metric if it was not evaluated."""
+    """Return the mean loss over ranks of the first block, and its metric if evaluated."""
     first = [make_samples(TIMES_0, losses=[4.0, 2.0], metrics=[(1, 0.5)]), make_samples(TIMES_0, losses=[2.0, 1.0])]
     later = [make_samples(TIMES_0, losses=[9.0, 9.0]) for _ in range(2)]
     record = merged([first, later])
@@ -175,7 +172,7 @@ def test_losses_and_metrics_come_from_the_first_block() -> None:
 
 
 def test_what_was_sent_is_the_mean_over_ranks_and_blocks() -> None:
-    """Leave out ranks whose system does not tell."""
+    """Average sent bytes over the ranks that count them."""
     ranks = [make_samples(TIMES_0, sent_bytes=sent, expected_bytes=90.0) for sent in (100.0, None, 120.0)]
     record = merged([ranks, [make_samples(TIMES_0, sent_bytes=140.0, expected_bytes=90.0)]])
     assert (120.0, 90.0) == (record.sent_bytes, record.expected_bytes)
@@ -184,7 +181,7 @@ def test_what_was_sent_is_the_mean_over_ranks_and_blocks() -> None:
 
 
 def test_a_disagreement_in_any_block_is_recorded() -> None:
-    """Compare checksums within each block, as blocks end with different weights."""
+    """Compare checksums within each block."""
     same = [[make_samples(TIMES_0, digest=1) for _ in range(2)], [make_samples(TIMES_0, digest=2) for _ in range(2)]]
     assert merged(same).ranks_agree is True
     same[0][1].digest = 3
@@ -192,7 +189,7 @@ def test_a_disagreement_in_any_block_is_recorded() -> None:
 
 
 def test_the_largest_memory_and_the_error_that_was_taken() -> None:
-    """Find the one gradient error among blocks that did not take it; no memory where the system does not tell."""
+    """Return the largest memory, and the gradient error of the block that measured it."""
     blocks = [make_ranks(), make_ranks(grad_rel_error=0.25)]
     blocks[0][1].peak_memory_bytes = 70
     blocks[1][0].peak_memory_bytes = 90
@@ -203,7 +200,7 @@ def test_the_largest_memory_and_the_error_that_was_taken() -> None:
 
 
 def test_without_ddp_there_is_nothing_to_exchange() -> None:
-    """Time the steps and leave everything about communication empty."""
+    """Leave communication fields empty without DDP."""
     record = merged([[make_samples(TIMES_0), make_samples(TIMES_1)]], make_training_case("local"))
     assert [6.5, 9.0] == record.step_ms
     assert (None, None, None, None) == (record.comm_ms, record.skew_wait_ms, record.compress_ms, record.encode_ms)
@@ -211,7 +208,7 @@ def test_without_ddp_there_is_nothing_to_exchange() -> None:
 
 
 def test_one_rank_waits_for_nobody() -> None:
-    """Find no skew, and nothing that a dense all-reduce would send."""
+    """Return no skew and no expected bytes for one rank."""
     record = merged([[make_samples(TIMES_0, RANK_0)]], make_training_case("topk:0.1", world_size=1))
     assert (2 * 5.25, 0.0, 0.0, True) == (record.comm_ms, record.skew_wait_ms, record.dense_bytes, record.ranks_agree)
     assert [0.0, 0.0] == [bucket.skew_wait_ms for bucket in record.buckets]
@@ -219,7 +216,7 @@ def test_one_rank_waits_for_nobody() -> None:
 
 @pytest.mark.parametrize(("steps", "discarded"), [(1, 0), (2, 1), (3, 2), (4, 3), (39, 3)])
 def test_short_blocks_lose_the_early_steps_only(steps: int, discarded: int) -> None:
-    """Keep at least one step."""
+    """Keep at least one step of a short block."""
     times = np.full((steps, 4), 0.001)
     record = merged([[make_samples(TIMES_0, times=times, watched=[])]])
     assert (discarded, [steps - discarded]) == (record.discarded, record.block_lengths)
@@ -227,7 +224,7 @@ def test_short_blocks_lose_the_early_steps_only(steps: int, discarded: int) -> N
 
 @pytest.mark.parametrize(("steps", "discarded"), [(20, 8), (60, 8)])
 def test_a_block_may_have_more_early_steps(steps: int, discarded: int) -> None:
-    """Leave out as many as its ranks say, of the times of steps and of buckets."""
+    """Exclude as many early steps and buckets as the ranks state."""
     times = np.full((steps, 4), 0.001)
     watched = [*[make_events(RANK_0[:1], 100)] * 8, make_events(RANK_0), make_events(RANK_0, 3)]
     record = merged([[make_samples((), RANK_0, times=times, watched=watched, early_steps=8)]])
@@ -237,7 +234,7 @@ def test_a_block_may_have_more_early_steps(steps: int, discarded: int) -> None:
 
 
 def test_long_blocks_lose_what_is_not_settled() -> None:
-    """Discard the warm-up that is seen, at least the early steps, at most half; each block its own."""
+    """Discard each block's own warm-up: at least the early steps, at most half."""
     noise = np.random.default_rng(0).normal(1e-3, 1e-6, 60)
     step_s = {"steady": noise, "late": np.where(np.arange(60) < 15, 3e-3, noise), "never": np.linspace(3e-3, 1e-3, 60)}
     ranks = {
@@ -256,32 +253,32 @@ def test_long_blocks_lose_what_is_not_settled() -> None:
 
 
 def energy_of_blocks(*blocks: tuple[float, float | None, float | None], kinds: Sequence[Kind] = ("cpu",)) -> Any:
-    """Energy and what it counts, of blocks of so many seconds in which the two ranks' machines used so many joules."""
+    """Return energy and counters of blocks of given seconds and joules of the two ranks' machines."""
     ranks = [
         [
-            make_samples(TIMES_0, RANK_0, metered_s=seconds, energy_J=one),
-            make_samples(TIMES_1, RANK_1, metered_s=seconds, energy_J=other),
+            make_samples(TIMES_0, RANK_0, metered_s=seconds, energy_J=joules_0),
+            make_samples(TIMES_1, RANK_1, metered_s=seconds, energy_J=joules_1),
         ]
-        for seconds, one, other in blocks
+        for seconds, joules_0, joules_1 in blocks
     ]
     record = merge(make_training_case(), ranks, PLAIN, meter=RunMeter(kinds), launch=0)
     return record.energy_J, record.energy_of
 
 
 def test_the_energy_of_a_step_is_that_of_all_blocks() -> None:
-    """Add up machines and blocks, whose two steps each are too short alone, and divide by the steps."""
+    """Divide the joules of all machines and blocks by the steps."""
     assert (pytest.approx((6.0 + 2.0 + 8.0 + 0.0) / 4), "cpu") == energy_of_blocks((0.06, 6.0, 2.0), (0.06, 8.0, 0.0))
     assert (None, "") == energy_of_blocks((0.06, 6.0, 2.0))
 
 
 def test_gpus_take_longer_to_be_known() -> None:
-    """Ask for as long as the slowest of the counters needs."""
+    """Require the minimum time of the slowest counter."""
     assert (None, "") == energy_of_blocks((1.0, 6.0, 2.0), kinds=("cpu", "gpu"))
     assert (pytest.approx(4.0), "cpu+gpu") == energy_of_blocks((2.0, 6.0, 2.0), kinds=("cpu", "gpu"))
 
 
 def test_a_block_in_which_a_counter_did_not_answer_leaves_none() -> None:
-    """Know nothing of a launch rather than a part of it, nor where no counter ever moved."""
+    """Record no energy if a counter failed in any block or never changed."""
     assert (None, "") == energy_of_blocks((1.0, 6.0, 2.0), (1.0, None, 2.0))
     assert (None, "") == energy_of_blocks((1.0, 0.0, 0.0))
 
@@ -290,7 +287,7 @@ def test_a_block_in_which_a_counter_did_not_answer_leaves_none() -> None:
 
 
 def reading(sm_MHz: float, held_ns: int = 0) -> Reading:  # noqa: N803 - a unit
-    """Return what NVML says of a GPU."""
+    """Return NVML's readings of a GPU."""
     return Reading(sm_MHz=sm_MHz, reasons=0, held_ns={"heat": held_ns})
 
 
@@ -298,7 +295,7 @@ def reading(sm_MHz: float, held_ns: int = 0) -> Reading:  # noqa: N803 - a unit
 def test_a_gpu_that_was_slowed_down_in_any_block_is_flagged(
     held_ns: int, flags: list[str], slowed_by: tuple[str, ...]
 ) -> None:
-    """Take the lowest and the highest clock of all ranks and blocks, and what held any of them back."""
+    """Return the range of clocks and all slowdowns over ranks and blocks."""
     steady = (reading(1900.0), reading(1980.0))
     first = make_ranks(clocks=steady)
     second = [
@@ -312,6 +309,6 @@ def test_a_gpu_that_was_slowed_down_in_any_block_is_flagged(
 
 
 def test_hosts_have_no_clocks() -> None:
-    """State none where no rank has read any."""
+    """Return no clocks if no rank read any."""
     record = merge(make_training_case(), [make_ranks()], PLAIN, launch=0)
     assert (None, []) == (record.clocks, record.flags)

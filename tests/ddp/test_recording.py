@@ -1,4 +1,4 @@
-"""Recording in a person's own loop: what is seen of it, that it does not change, and what is refused."""
+"""Tests of recording in a person's own loop: the trace, no side effects, and refusals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PAUSE_S = 0.1
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Compute on one thread: these models are too small to share."""
+    """Compute on one thread, as these models are small."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -59,17 +59,17 @@ def _one_thread() -> Iterator[None]:
 
 
 def ended(loop: Loop, wrap: Callable[[nn.Module], Any] = lambda model: model, *, recording: bool) -> tuple[Any, ...]:
-    """Train from the same start; return the parameters as bytes, the model and the recording, if there is one."""
+    """Train from the same start; return the parameter bytes, the model, and the recording if any."""
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     trained = wrap(model)
-    with commbench.record_gradients(trained) if recording else contextlib.nullcontext() as seen:
+    with commbench.record_gradients(trained) if recording else contextlib.nullcontext() as recorder:
         loop(trained, optimizer)
-    return [parameter.detach().numpy().tobytes() for parameter in model.parameters()], model, seen
+    return [parameter.detach().numpy().tobytes() for parameter in model.parameters()], model, recorder
 
 
 def hooks_of(model: nn.Module) -> int:
-    """Return how many hooks are on a model, its parameters and all optimisers."""
+    """Return the number of hooks on a model, its parameters and all optimisers."""
     parameters = sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())
     everywhere = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
     return parameters + len(model._forward_pre_hooks) + len(model._forward_hooks) + sum(map(len, everywhere))
@@ -77,37 +77,37 @@ def hooks_of(model: nn.Module) -> int:
 
 @pytest.mark.parametrize(("loop", "passes", "batch"), LOOPS, ids=[loop.__name__ for loop, *_ in LOOPS])
 def test_any_loop_is_recorded_and_not_changed(loop: Loop, passes: int, batch: int) -> None:
-    """Train to the same bits as without recording, see the last layer's gradients first, and take all hooks away."""
+    """Train to equal bits with recording, see the last layer's gradients first, and remove all hooks."""
     without, _, _ = ended(loop, recording=False)
-    parameters, model, seen = ended(loop, recording=True)
+    parameters, model, recorder = ended(loop, recording=True)
     assert without == parameters
     assert 0 == hooks_of(model)
-    assert LAYERS == [parameter.name for parameter in seen.trace.parameters]
-    assert {4, 5} == set(seen.trace.ready_order[:2])
-    assert {0, 1} == set(seen.trace.ready_order[-2:])
-    assert batch == seen.trace.batch
+    assert LAYERS == [parameter.name for parameter in recorder.trace.parameters]
+    assert {4, 5} == set(recorder.trace.ready_order[:2])
+    assert {0, 1} == set(recorder.trace.ready_order[-2:])
+    assert batch == recorder.trace.batch
     whole_steps = STEPS * passes if loop in (by_hand, fused) else STEPS
-    assert whole_steps - SKIPPED == seen.steps
-    assert f"{passes} backward pass" in seen.trace.recorded["how"]
-    assert 0 < max(parameter.ready_ms for parameter in seen.trace.parameters) <= seen.trace.backward_ms
-    assert (loop not in (by_hand, fused)) == (seen.trace.optimizer_ms > 0)
+    assert whole_steps - SKIPPED == recorder.steps
+    assert f"{passes} backward pass" in recorder.trace.recorded["how"]
+    assert 0 < max(parameter.ready_ms for parameter in recorder.trace.parameters) <= recorder.trace.backward_ms
+    assert (loop not in (by_hand, fused)) == (recorder.trace.optimizer_ms > 0)
 
 
 class Wrapped(nn.Module):
-    """Calls a model in some way."""
+    """Calls a model through a wrapper."""
 
     def __init__(self, model: nn.Module, call: Callable[[nn.Module, torch.Tensor], Any]) -> None:
         super().__init__()
         self.model, self.call = model, call
 
     def forward(self, inputs: torch.Tensor) -> Any:
-        """Hand the call's result on."""
+        """Pass the result on."""
         return self.call(self.model, inputs)
 
 
 @dataclasses.dataclass
 class Output:
-    """What some models return."""
+    """An output object as some models return it."""
 
     logits: torch.Tensor
 
@@ -129,38 +129,38 @@ CALLS: dict[str, tuple[Callable[[nn.Module, torch.Tensor], Any], Callable[[Any],
 
 @pytest.mark.parametrize("name", CALLS)
 def test_any_model_is_seen(name: str) -> None:
-    """Find the output in whatever a model returns, and gradients also where activations are computed again."""
+    """Record models with any output type, also with recomputed activations."""
     call, logits = CALLS[name]
 
     def loop(model: Any, optimizer: torch.optim.Optimizer) -> None:
         plain(lambda inputs: logits(model(inputs)), optimizer)
 
     without, _, _ = ended(loop, lambda model: Wrapped(model, call), recording=False)
-    parameters, _, seen = ended(loop, lambda model: Wrapped(model, call), recording=True)
+    parameters, _, recorder = ended(loop, lambda model: Wrapped(model, call), recording=True)
     assert without == parameters
-    assert [f"model.{layer}" for layer in LAYERS] == [parameter.name for parameter in seen.trace.parameters]
-    assert {4, 5} == set(seen.trace.ready_order[:2])
-    assert STEPS - SKIPPED == seen.steps
+    assert [f"model.{layer}" for layer in LAYERS] == [parameter.name for parameter in recorder.trace.parameters]
+    assert {4, 5} == set(recorder.trace.ready_order[:2])
+    assert STEPS - SKIPPED == recorder.steps
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of much that is its own
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_model_is_recorded(backend: str) -> None:
-    """Name a compiled model's parameters as the model itself does, and leave its training alone."""
+    """Record a compiled model with the model's own parameter names, without changing its training."""
     without, _, _ = ended(plain, lambda model: torch.compile(model, backend=backend), recording=False)
-    parameters, _, seen = ended(plain, lambda model: torch.compile(model, backend=backend), recording=True)
+    parameters, _, recorder = ended(plain, lambda model: torch.compile(model, backend=backend), recording=True)
     assert without == parameters
-    assert LAYERS == [parameter.name for parameter in seen.trace.parameters]
+    assert LAYERS == [parameter.name for parameter in recorder.trace.parameters]
 
 
 # What the times are
 
 
-def slowed(where: str) -> Any:
-    """Return the trace of a training that pauses somewhere."""
+def slowed(slow_part: str) -> Any:
+    """Return the trace of a training with a pause at one place."""
 
     def pause(at: str) -> None:
-        time.sleep(PAUSE_S if at == where else 0.0)
+        time.sleep(PAUSE_S if at == slow_part else 0.0)
 
     class Slow(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
@@ -171,7 +171,7 @@ def slowed(where: str) -> Any:
     model[2].register_forward_hook(lambda *_: pause("forward"))
     model[2].register_full_backward_hook(lambda *_: pause("backward"))
     optimizer = Slow(model.parameters(), lr=0.1)
-    with commbench.record_gradients(model) as seen:
+    with commbench.record_gradients(model) as recorder:
         for step in range(STEPS):
             optimizer.zero_grad()
             pause("data")
@@ -180,7 +180,7 @@ def slowed(where: str) -> Any:
             loss_of(output).backward()
             pause("clipping")
             optimizer.step()
-    return seen.trace
+    return recorder.trace
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def slowed(where: str) -> Any:
     ],
 )
 def test_time_is_noted_where_it_is_spent(where: str, field: str | None) -> None:
-    """Find a pause in the part in which it was made, and one outside of all in none."""
+    """Attribute a pause to the part that contains it, or to none."""
     trace = slowed(where)
     times = {name: getattr(trace, name) for name in ("forward_ms", "backward_ms", "optimizer_ms")}
     if field is None:
@@ -209,32 +209,32 @@ def test_time_is_noted_where_it_is_spent(where: str, field: str | None) -> None:
 
 
 def test_first_steps_do_not_count() -> None:
-    """Leave the first two steps out, however long they take."""
+    """Exclude the first two steps."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with commbench.record_gradients(model) as seen:
+    with commbench.record_gradients(model) as recorder:
         for step in range(SKIPPED + FEWEST):
             output = model(data(step))
             time.sleep(PAUSE_S if step < SKIPPED else 0.0)
             loss_of(output).backward()
             optimizer.step()
-    assert FEWEST == seen.steps
-    assert seen.trace.forward_ms < 1e3 * PAUSE_S
+    assert FEWEST == recorder.steps
+    assert recorder.trace.forward_ms < 1e3 * PAUSE_S
 
 
 def test_long_training_is_recorded_at_its_beginning() -> None:
-    """Take the hooks away after enough passes, with the training still under way."""
+    """Remove the hooks after enough passes, during the training."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with commbench.record_gradients(model) as seen:
+    with commbench.record_gradients(model) as recorder:
         for step in range(MOST_PASSES + 5):
             plain_step(model, optimizer, data(step))
         assert 0 == hooks_of(model)
-    assert MOST_PASSES - SKIPPED == seen.steps
+    assert MOST_PASSES - SKIPPED == recorder.steps
 
 
 def test_two_recordings_at_once_see_the_same() -> None:
-    """Let one block lie within another."""
+    """Record the same in nested blocks."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with commbench.record_gradients(model) as outer, commbench.record_gradients(model, batch=7, name="mine") as inner:
@@ -244,26 +244,26 @@ def test_two_recordings_at_once_see_the_same() -> None:
 
 
 def test_nothing_of_the_training_is_kept_alive() -> None:
-    """Hold no graph and no gradient while recording."""
+    """Keep no graph and no gradient while recording."""
     model = make_model()
     with commbench.record_gradients(model):
         for step in range(STEPS):
             loss_of(model(data(step))).backward()
         model.zero_grad(set_to_none=True)
         gc.collect()
-        alive = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.grad_fn is not None]
+        alive = [tensor for tensor in gc.get_objects() if type(tensor) is torch.Tensor and tensor.grad_fn is not None]
     assert [] == alive
 
 
 def test_frozen_parameters_are_left_out() -> None:
-    """Record what DDP would reduce, and take the batch from wherever the first tensor is."""
+    """Record only trained parameters, and read the batch size from the first tensor."""
     model = make_model()
     model[0].requires_grad_(requires_grad=False)
-    with commbench.record_gradients(Wrapped(model, lambda inner, inputs: inner(inputs))) as seen:
+    with commbench.record_gradients(Wrapped(model, lambda inner, inputs: inner(inputs))) as recorder:
         for step in range(STEPS):
-            loss_of(seen._outer(inputs=data(step))).backward()
-    assert [f"model.{name}" for name in LAYERS[2:]] == [parameter.name for parameter in seen.trace.parameters]
-    assert 4 == seen.trace.batch
+            loss_of(recorder._outer(inputs=data(step))).backward()
+    assert [f"model.{name}" for name in LAYERS[2:]] == [parameter.name for parameter in recorder.trace.parameters]
+    assert 4 == recorder.trace.batch
     assert (9, 1) == (batch_length([(3, None), {"a": {"b": torch.ones(9, 2)}}]), batch_length((3, "x")))
 
 
@@ -272,14 +272,14 @@ def test_frozen_parameters_are_left_out() -> None:
 
 @contextlib.contextmanager
 def refused(says: str) -> Iterator[None]:
-    """Expect one sentence."""
+    """Expect an error of one sentence."""
     with pytest.raises(InputError, match=says) as caught:
         yield
     assert "\n" not in str(caught.value)
 
 
 def unused(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Leave a layer out in every other step."""
+    """Return a model that omits a layer in every other step."""
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(model(data(step)) if step % 2 else model[4](model[3](model[2](torch.ones(4, 12))))).backward()
@@ -287,23 +287,23 @@ def unused(model: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def test_too_few_steps_are_refused(tmp_path: Path) -> None:
-    """Say how many were seen and how many are needed, and write nothing."""
+    """Refuse too few steps with both numbers, and write nothing."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
         refused("4 training steps with a backward pass were seen and 5 are needed"),
-        commbench.record_gradients(model, tmp_path / "t.json") as seen,
+        commbench.record_gradients(model, tmp_path / "t.json") as recorder,
     ):
         for step in range(4):
             plain_step(model, optimizer, data(step))
     assert [] == list(tmp_path.iterdir())
     assert 0 == hooks_of(model)
     with refused("until the block"):
-        seen.save(tmp_path / "t.json")
+        recorder.save(tmp_path / "t.json")
 
 
 def test_forward_pass_must_be_seen() -> None:
-    """Say that the module which the loop calls was not the one given, and that none was called."""
+    """Report that the loop called another module, or none."""
     model = make_model()
     with refused("no forward pass of the model was seen"), commbench.record_gradients(model):
         for step in range(STEPS):
@@ -313,27 +313,27 @@ def test_forward_pass_must_be_seen() -> None:
 
 
 def test_unused_and_sparse_parameters_are_refused() -> None:
-    """Name what DDP could not train."""
+    """Name the parameters that DDP cannot train."""
     model = nn.ModuleDict({"table": nn.Embedding(9, 3, sparse=True), "idle": nn.Linear(3, 1), "used": nn.Linear(3, 1)})
 
     def forward(inner: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         return inner["used"](inner["table"](inputs))
 
-    with refused(r"model\.table\.weight got a sparse"), commbench.record_gradients(Wrapped(model, forward)) as seen:
+    with refused(r"model\.table\.weight got a sparse"), commbench.record_gradients(Wrapped(model, forward)) as recorder:
         for _ in range(STEPS):
-            seen._outer(torch.ones(4, dtype=torch.long)).sum().backward()
+            recorder._outer(torch.ones(4, dtype=torch.long)).sum().backward()
     model["table"].sparse = False
     model.zero_grad()
     with (
         refused(r"model\.idle\.weight, model\.idle\.bias got no gradient in 4 of 4"),
-        commbench.record_gradients(Wrapped(model, forward)) as seen,
+        commbench.record_gradients(Wrapped(model, forward)) as recorder,
     ):
         for _ in range(STEPS):
-            seen._outer(torch.ones(4, dtype=torch.long)).sum().backward()
+            recorder._outer(torch.ones(4, dtype=torch.long)).sum().backward()
 
 
 def test_error_in_the_block_passes_by(tmp_path: Path) -> None:
-    """Raise what the training raised, write nothing and leave no hook."""
+    """Raise the training's error, write nothing and remove the hooks."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -364,7 +364,7 @@ def test_error_in_the_block_passes_by(tmp_path: Path) -> None:
 def test_unsuitable_arguments_are_refused_at_once(
     model: Callable[[], Any], arguments: dict[str, Any], says: str
 ) -> None:
-    """Say before the training what could not be recorded after it."""
+    """Refuse unsuitable arguments before the training."""
     with refused(says):
         commbench.record_gradients(model(), **arguments)
 
@@ -386,23 +386,23 @@ def test_backward_passes_of_other_graphs_are_ignored() -> None:
 
 @pytest.fixture(scope="module")
 def recorded(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """What two ranks saw in several loops, and where rank 0 wrote it."""
+    """Return what two ranks recorded in several loops, and the directory that rank 0 wrote to."""
     folder = tmp_path_factory.mktemp("recorded")
     return found_by(run_gloo_ranks(forked_python, 2, "record_loop.py", str(folder), store=folder / "store")), folder
 
 
 @pytest.mark.parametrize("name", ["plain", "views", "static", "unused", "accumulate", "compress"])
 def test_training_on_ranks_is_not_changed(recorded: tuple[Any, Path], name: str) -> None:
-    """End with the same bits on both ranks as without recording; only rank 0 writes; the order is DDP's own."""
-    found = recorded[0][name]
-    assert [True, True, True, False] == [found[key] for key in ("same", "agree", "written", "written elsewhere")]
-    assert (3, 8, 2) == (found["steps"], found["batch"], found["ranks"])
-    assert not any(parameter.startswith("module.") for parameter in found["names"])
-    assert not found["logged"] or found["order"] == [int(index) for index in found["logged"].split(",")]
+    """End with equal bits on both ranks; only rank 0 writes; the order is DDP's."""
+    outcome = recorded[0][name]
+    assert [True, True, True, False] == [outcome[key] for key in ("same", "agree", "written", "written elsewhere")]
+    assert (3, 8, 2) == (outcome["steps"], outcome["batch"], outcome["ranks"])
+    assert not any(parameter.startswith("module.") for parameter in outcome["names"])
+    assert not outcome["logged"] or outcome["order"] == [int(index) for index in outcome["logged"].split(",")]
 
 
 def test_recording_is_replayed(recorded: tuple[Any, Path]) -> None:
-    """Inspect the replay of what ranks recorded: the same names, shapes, order and batch."""
+    """Inspect the replay of a recording: same names, shapes, order and batch."""
     file = recorded[1] / "plain-0.json"
     trace = load_trace(str(file))
     facts = inspect_workload(load_workload(f"trace:{file}", seed=0, rank=0, world_size=1))

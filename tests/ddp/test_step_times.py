@@ -1,4 +1,4 @@
-"""The times of a step from its marks: its parts, its buckets, and when they are read."""
+"""Tests of the times of a step from its marks: parts, buckets, and when they are read."""
 
 from typing import Any
 
@@ -17,35 +17,37 @@ MS = 1_000_000
 
 
 def bucket(index: int = 0, ready: int = 35, start: int = 36, arrived: int = 38, done: int = 39) -> BucketMarks:
-    """Return a bucket of a host's step, in ms."""
+    """Return a bucket of a host's step, in milliseconds."""
     at = {"ready": ready, "encoded": ready + 1, "start": start, "arrived": arrived, "done": done}
     of = Expected(index=index, numel=10, is_last=True, dtype=torch.float32, device=torch.device("cpu"))
     return BucketMarks(bucket=of, **{name: MS * value for name, value in at.items()})
 
 
 def step(buckets: list[BucketMarks] | None = None) -> StepMarks:
-    """Return a host's step of two passes, in ms: each fetches for 1, goes forward for 4 or 6 and backward for 10."""
+    """Return a host's step of two passes in milliseconds: fetch 1, forward 4 or 6, backward 10."""
     passes = [(MS * 1, MS * 5, MS * 15), (MS * 24, MS * 30, MS * 40)]
     return StepMarks(begun=0, passes=passes, updating=MS * 41, ended=MS * 44, buckets=buckets or [])
 
 
 def test_parts_are_sums_over_passes() -> None:
-    """Add up forward and backward passes; what lies between belongs to the whole alone."""
+    """Add the parts of all passes; time between them belongs to the whole step only."""
     assert (0.010, 0.020, 0.003, 0.044) == pytest.approx(step().seconds())
 
 
 def test_buckets_count_from_the_last_backward_pass() -> None:
-    """Give instants since the loss of the pass that exchanges was there, in the order in which buckets were told."""
+    """Return bucket times since the last pass's loss, in the order reported."""
     times = step([bucket(1), bucket(0, ready=31, start=32, arrived=34, done=37)]).bucket_times(is_serial=False)
-    assert [1, 0] == [one.index for one in times]
-    assert [(5, 6, 9), (1, 2, 7)] == [(one.ready_ns // MS, one.start_ns // MS, one.done_ns // MS) for one in times]
-    assert [(1, 1), (1, 3)] == [(one.encode_ns // MS, one.decode_ns // MS) for one in times]
+    assert [1, 0] == [timed.index for timed in times]
+    assert [(5, 6, 9), (1, 2, 7)] == [
+        (timed.ready_ns // MS, timed.start_ns // MS, timed.done_ns // MS) for timed in times
+    ]
+    assert [(1, 1), (1, 3)] == [(timed.encode_ns // MS, timed.decode_ns // MS) for timed in times]
 
 
 def times_of(index: int, start: int, arrived: int, decode: int = 1) -> BucketTimes:
-    """Return a bucket that could start and had arrived at these instants."""
-    known = {"numel": 10, "is_last": False, "ready_ns": start - 1, "encode_ns": 1}
-    return BucketTimes(index=index, start_ns=start, done_ns=arrived + decode, decode_ns=decode, **known)
+    """Return a bucket with these issue and arrival times."""
+    fields = {"numel": 10, "is_last": False, "ready_ns": start - 1, "encode_ns": 1}
+    return BucketTimes(index=index, start_ns=start, done_ns=arrived + decode, decode_ns=decode, **fields)
 
 
 @pytest.mark.parametrize(
@@ -64,24 +66,24 @@ def times_of(index: int, start: int, arrived: int, decode: int = 1) -> BucketTim
     ],
 )
 def test_nccl_carries_one_after_the_other(issued: list[int], arrived: list[int], starts: list[int]) -> None:
-    """Start a bucket when the one before has arrived, never after it has arrived itself nor before it was issued."""
-    told = [times_of(index, *of) for index, of in enumerate(zip(issued, arrived, strict=True))]
-    found = serialised(told[::-1])
-    assert list(range(len(issued))) == [one.index for one in found]
-    assert starts == [one.start_ns for one in found]
-    assert [one.done_ns for one in told] == [one.done_ns for one in found]
-    assert found == serialised(found)
+    """Start a bucket at the previous one's arrival, between its own issue and arrival."""
+    times = [times_of(index, *of) for index, of in enumerate(zip(issued, arrived, strict=True))]
+    serial = serialised(times[::-1])
+    assert list(range(len(issued))) == [timed.index for timed in serial]
+    assert starts == [timed.start_ns for timed in serial]
+    assert [timed.done_ns for timed in times] == [timed.done_ns for timed in serial]
+    assert serial == serialised(serial)
 
 
 def queued(clock: Any) -> StepMarks:
-    """Return a step that is queued on a GPU."""
+    """Return a step queued on a GPU."""
     begun = clock()
     passes = [(clock(), clock(), clock())]
     return StepMarks(begun=begun, passes=passes, updating=clock(), ended=clock())
 
 
 def test_a_step_is_read_when_the_next_is_queued() -> None:
-    """Wait for nothing until a GPU has another step to go on with, and for the last one at the end."""
+    """Read a step after the next is queued, and wait for the last one at the end."""
     cuda = SimulatedCuda()
     clock, log = event_clock(0, cuda), StepLog()
     log.add(queued(clock))
@@ -96,12 +98,12 @@ def test_a_step_is_read_when_the_next_is_queued() -> None:
 
 
 def test_a_log_knows_how_collectives_are_carried() -> None:
-    """Let the second of two buckets that were issued at once start when the first has arrived."""
-    told = [bucket(0, start=36, arrived=38, done=38), bucket(1, start=36, arrived=40, done=40)]
+    """Start the second of two buckets issued together at the first's arrival."""
+    marked = [bucket(0, start=36, arrived=38, done=38), bucket(1, start=36, arrived=40, done=40)]
     starts = {}
     for is_serial in (False, True):
         log = StepLog(is_serial=is_serial)
-        log.add(step(told))
+        log.add(step(marked))
         log.finish()
-        starts[is_serial] = [one.start_ns // MS for one in log.buckets[0]]
+        starts[is_serial] = [timed.start_ns // MS for timed in log.buckets[0]]
     assert {False: [6, 6], True: [6, 8]} == starts

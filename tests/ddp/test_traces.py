@@ -1,4 +1,4 @@
-"""Traces: the file, the shipped ones, the recorder, and the replay under autograd and DDP."""
+"""Tests of traces: the file, the shipped ones, the recorder, and the replay under autograd and DDP."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def trace(ready_ms: list[float], *, backward_ms: float = 20.0, device: str = "cp
 
 
 def shuffled_times(count: int, end_ms: float) -> list[float]:
-    """Return evenly spaced ready times in an order that is neither registration's nor its reverse."""
+    """Return evenly spaced ready times in shuffled order."""
     times = [end_ms * (index + 1) / count for index in range(count)]
     random.Random(3).shuffle(times)
     return times
@@ -70,14 +70,14 @@ def observed_order(model: Any, loss: Any) -> list[int]:
 
 
 def test_save_and_load_round_trip(tmp_path: Path) -> None:
-    """Read back what was written."""
+    """Read back a saved trace."""
     written = trace([3.0, 1.0, 2.5])
     written.save(tmp_path / "made.json")
     assert written == load_trace(str(tmp_path / "made.json"))
 
 
 def test_file_states_format_and_version(tmp_path: Path) -> None:
-    """Begin the file with what it is, and hold one parameter a line."""
+    """Write format and version first, and one parameter per line."""
     trace([3.0, 1.0, 2.5]).save(tmp_path / "made.json")
     text = (tmp_path / "made.json").read_text()
     assert {"format": "commbench-trace", "version": 1}.items() <= json.loads(text).items()
@@ -85,7 +85,7 @@ def test_file_states_format_and_version(tmp_path: Path) -> None:
 
 
 def test_ready_order_breaks_ties_by_reverse_registration() -> None:
-    """Let the last registered of several that are ready together come first, as backward passes do."""
+    """Order equal ready times by reverse registration, as a backward pass does."""
     assert (1, 3, 2, 0) == trace([5.0, 1.0, 5.0, 4.0]).ready_order
 
 
@@ -140,7 +140,7 @@ def with_parameter(**changes: object) -> str:
     ],
 )
 def test_bad_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
-    """Say of a broken file what is wrong with it."""
+    """Refuse a broken file with one sentence."""
     file = tmp_path / "bad.json"
     file.write_text(text)
     with pytest.raises(InputError) as caught:
@@ -151,13 +151,13 @@ def test_bad_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_unknown_name_lists_the_shipped_ones() -> None:
-    """Name what there is where there is neither such a trace nor such a file."""
+    """List the shipped traces if there is neither such a trace nor such a file."""
     with pytest.raises(InputError, match="resnet50"):
         load_trace("resnet51")
 
 
 def test_directory_or_binary_file_is_one_sentence(tmp_path: Path) -> None:
-    """Refuse what cannot be read as text."""
+    """Refuse a directory or binary file."""
     (tmp_path / "noise").write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path, tmp_path / "noise"):
         with pytest.raises(InputError, match="cannot be read"):
@@ -169,7 +169,7 @@ def test_directory_or_binary_file_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_trace_is_sound(name: str) -> None:
-    """Ship traces that load, say how they were recorded, and have gradients spread over the backward pass."""
+    """Ship traces that load, state their recording, and spread gradients over the backward pass."""
     shipped = load_trace(name)
     assert name == shipped.name
     assert {"how", "cpu", "threads", "torch", "batch"} <= shipped.recorded.keys()
@@ -181,20 +181,20 @@ def test_shipped_trace_is_sound(name: str) -> None:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_shipped_trace_has_the_published_size(name: str) -> None:
-    """Ship exactly as many elements and tensors as the published models have."""
+    """Ship the published numbers of elements and tensors."""
     parameters = load_trace(name).parameters
     assert SIZES[name] == (sum(parameter.numel for parameter in parameters), len(parameters))
 
 
 def test_many_tiny_is_many_and_tiny() -> None:
-    """Ship two thousand tensors of at most 4096 elements."""
+    """Ship a trace of two thousand tensors of at most 4096 elements."""
     parameters = load_trace("many-tiny").parameters
     assert 2000 == len(parameters)
     assert max(parameter.numel for parameter in parameters) <= 4096
 
 
 def test_every_file_is_named() -> None:
-    """Name in SHIPPED the files of the folder, and no others."""
+    """Name exactly the files of the directory in SHIPPED."""
     folder = Path(__file__).parents[2] / "commbench" / "ddp" / "data" / "traces"
     assert sorted(SHIPPED) == sorted(path.stem for path in folder.glob("*.json"))
 
@@ -203,7 +203,7 @@ def test_every_file_is_named() -> None:
 
 
 def test_record_sees_order_shapes_and_times() -> None:
-    """Record a small model: its parameters in registration order, ready in reverse, within the backward pass."""
+    """Record parameters in registration order, ready in reverse within the backward pass."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
     recorded = record(model, lambda m, x: m(x).square().mean(), [torch.randn(5, 8)], steps=3, name="small")
     assert ["0.weight", "0.bias", "2.weight", "2.bias"] == [parameter.name for parameter in recorded.parameters]
@@ -214,7 +214,7 @@ def test_record_sees_order_shapes_and_times() -> None:
 
 
 def test_recorded_replay_can_be_recorded_again() -> None:
-    """Record a replay and find the order of the trace that it replays."""
+    """Record a replay with the order of its trace."""
     original = trace(shuffled_times(8, 16.0))
     model = Replay(original, pace_for(original), seed=0, rank=0)
     again = record(model, lambda m, x: m(x), [torch.zeros(2, 1)], steps=3)
@@ -223,7 +223,7 @@ def test_recorded_replay_can_be_recorded_again() -> None:
 
 
 def test_record_refuses_unused_parameters() -> None:
-    """Do not record what DDP could not train."""
+    """Refuse to record a model that DDP cannot train."""
     model = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 1), "idle": torch.nn.Linear(2, 1)})
     with pytest.raises(InputError, match=r"idle\.weight"):
         record(model, lambda m, x: m["used"](x).sum(), [torch.ones(1, 2)], steps=1)
@@ -234,7 +234,7 @@ def test_record_refuses_unused_parameters() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_replay_keeps_order_and_times(device: str) -> None:
-    """Release gradients in recorded order, none before its time, the whole pass not much later than recorded."""
+    """Release gradients in recorded order, none early, and end shortly after the recorded time."""
     made = trace(shuffled_times(12, 60.0), backward_ms=80.0, device=device)
     model = Replay(made, pace_for(made), seed=0, rank=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -249,7 +249,7 @@ def test_replay_keeps_order_and_times(device: str) -> None:
 
 
 def test_busy_replay_uses_the_core_and_sleeping_does_not() -> None:
-    """Let a trace of a CPU cost CPU time and one of a GPU next to none."""
+    """Use CPU time in a CPU trace and almost none in a GPU trace."""
 
     def cpu_share(device: str) -> float:
         made = trace([100.0], backward_ms=100.0, device=device)
@@ -264,7 +264,7 @@ def test_busy_replay_uses_the_core_and_sleeping_does_not() -> None:
 
 
 def test_work_between_gradients_is_added() -> None:
-    """Let what a hook does on the core between two gradients delay those that follow."""
+    """Delay later gradients by a hook's work on the core."""
     made = trace([10.0, 9.0, 8.0, 7.0, 6.0], backward_ms=10.0)
     model = Replay(made, pace_for(made), seed=0, rank=0)
 
@@ -282,7 +282,7 @@ def test_work_between_gradients_is_added() -> None:
 
 
 def test_replayed_gradients_are_the_ranks_own_and_stay_so() -> None:
-    """Give each rank its own Gaussian with the tensor's common deviation, whatever was done to the last one."""
+    """Draw each rank's own Gaussian gradients, whatever happened to the last ones."""
     made = trace([1.0, 2.0], backward_ms=2.0)
     first, second = (Replay(made, pace_for(made), seed=4, rank=rank) for rank in (0, 1))
     first(None).backward()
@@ -297,7 +297,7 @@ def test_replayed_gradients_are_the_ranks_own_and_stay_so() -> None:
 
 
 def test_replayed_gradients_accumulate() -> None:
-    """Add the gradients of micro-batches up."""
+    """Add the gradients of micro-batches."""
     made = trace([1.0, 2.0], backward_ms=2.0)
     model = Replay(made, pace_for(made), seed=4, rank=0)
     model(None).backward()
@@ -308,7 +308,7 @@ def test_replayed_gradients_accumulate() -> None:
 
 
 def test_gradient_memory_is_kept() -> None:
-    """Hand out the same memory in every pass, without a copy by autograd."""
+    """Reuse the gradient memory in every pass, without a copy by autograd."""
     made = trace([1.0, 2.0], backward_ms=2.0)
     model = Replay(made, pace_for(made), seed=4, rank=0)
     places = []
@@ -321,7 +321,7 @@ def test_gradient_memory_is_kept() -> None:
 
 @pytest.mark.parametrize("names", [("a", "a.b"), ("forward",), ("a.x", "b.x", "a.y"), ("a..b",)])
 def test_impossible_names_are_one_sentence(names: tuple[str, ...]) -> None:
-    """Refuse names that no model could have, or not in this order."""
+    """Refuse names that no model can have, or not in this order."""
     parameters = tuple(TracedParameter(name=name, shape=(2,), dtype="float32", ready_ms=1.0) for name in names)
     made = dataclasses.replace(trace([1.0]), parameters=parameters)
     with pytest.raises(InputError, match="cannot be replayed"):
@@ -329,7 +329,7 @@ def test_impossible_names_are_one_sentence(names: tuple[str, ...]) -> None:
 
 
 def test_copy_of_a_replay_works_alone() -> None:
-    """Replay a deep copy, as trainers make, without touching the original."""
+    """Replay a deep copy without effect on the original."""
     made = trace(shuffled_times(6, 3.0), backward_ms=3.0)
     model = Replay(made, pace_for(made), seed=4, rank=0)
     twin = copy.deepcopy(model)
@@ -338,7 +338,7 @@ def test_copy_of_a_replay_works_alone() -> None:
 
 
 def test_replay_under_ddp_reduces_in_recorded_order() -> None:
-    """Rebuild DDP's buckets in the recorded order and hand it the gradients."""
+    """Rebuild DDP's buckets in recorded order, with the gradients of the replay."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -359,7 +359,7 @@ def test_replay_under_ddp_reduces_in_recorded_order() -> None:
 
 
 def test_trace_workload_is_inspected_like_a_model(tmp_path: Path) -> None:
-    """Load a trace by its file, with the recorded batch, and find its order and its sizes."""
+    """Load a trace by its file, and return its batch, order and sizes."""
     made = trace(shuffled_times(6, 3.0), backward_ms=3.0)
     made.save(tmp_path / "made.json")
     workload = load_workload(f"trace:{tmp_path / 'made.json'}", seed=0, rank=0, world_size=1)
@@ -370,7 +370,7 @@ def test_trace_workload_is_inspected_like_a_model(tmp_path: Path) -> None:
 
 
 def test_trace_workload_takes_only_its_own_batch(tmp_path: Path) -> None:
-    """Refuse to replay a trace with another batch than the recorded one."""
+    """Refuse another batch size than recorded."""
     trace([1.0], backward_ms=3.0).save(tmp_path / "made.json")
     spec = f"trace:{tmp_path / 'made.json'}"
     assert 2 == load_workload(spec, seed=0, rank=0, world_size=1, batch_size=2).batch_size
@@ -379,7 +379,7 @@ def test_trace_workload_takes_only_its_own_batch(tmp_path: Path) -> None:
 
 
 def test_replayed_optimizer_takes_its_time_and_moves_the_parameters() -> None:
-    """Spend the recorded time in the optimiser's step and change the parameters, so that ranks can be compared."""
+    """Spend the recorded time in the optimiser's step, and change the parameters."""
     workload = load_workload("trace:many-tiny", seed=0, rank=0, world_size=1)
     assert workload.optimizer is not None
     optimizer = workload.optimizer(workload.model.parameters())

@@ -1,4 +1,4 @@
-"""Tests of what a training sweep measures: names, axes, the baseline and the order of blocks."""
+"""Tests of the cases of a training sweep: names, axes, the baseline and the order of blocks."""
 
 import itertools
 from collections import Counter
@@ -23,7 +23,7 @@ from commbench.hooks.registry import HOOKS, parse_hook
 
 
 def case(**changes: Any) -> TrainingCase:
-    """Return DDP as it comes on two ranks."""
+    """Return plain DDP on two ranks."""
     return TrainingCase(**{"workload": "mlp", "world_size": 2, "batch_per_rank": 32, **changes})
 
 
@@ -48,7 +48,7 @@ def case(**changes: Any) -> TrainingCase:
     ],
 )
 def test_hooks_are_read(text: str, hook: str, density: float | None, options: str) -> None:
-    """Read name, number and options, whatever their order."""
+    """Parse name, number and options in any order."""
     assert {"hook": hook, "density": density, "hook_options": options} == parse_hook(text)
 
 
@@ -75,7 +75,7 @@ def test_hooks_are_read(text: str, hook: str, density: float | None, options: st
     ],
 )
 def test_bad_hooks_are_refused(text: str, said: str) -> None:
-    """Say in one sentence what is wrong with a hook."""
+    """Refuse a bad hook in one sentence."""
     with pytest.raises(InputError) as caught:
         parse_hook(text)
     assert said in str(caught.value)
@@ -86,7 +86,7 @@ def test_bad_hooks_are_refused(text: str, said: str) -> None:
     "text", [*(hook for hook in HOOKS if hook not in {"topk", "randomk", "powersgd"}), "topk:0.01", "powersgd:2"]
 )
 def test_hook_names_match_the_command_line(text: str) -> None:
-    """Return the hook's name as ``--hook`` takes it."""
+    """Return the hook's name as ``--hook`` accepts it."""
     assert text == case(**parse_hook(text)).hook_name
 
 
@@ -96,7 +96,7 @@ def test_hook_names_match_the_command_line(text: str) -> None:
     options=st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.sampled_from(["1", "float16", "-0.5"])),
 )
 def test_hook_names_are_read_back(hook: str, density: float, options: dict[str, str]) -> None:
-    """Give the same configuration when a hook's name is typed again."""
+    """Parse a hook's name back into the same configuration."""
     text = ":".join([hook, f"{density:g}", *(f"{key}={value}" for key, value in options.items())])
     parsed = case(**parse_hook(text))
     assert parsed == case(**parse_hook(parsed.hook_name))
@@ -119,20 +119,20 @@ def test_hook_names_are_read_back(hook: str, density: float, options: dict[str, 
     ],
 )
 def test_bucket_sizes_have_one_spelling(text: str, cap: str, caps_mb: tuple[float, ...]) -> None:
-    """Write the same size in the same way, and know its numbers."""
+    """Format equal sizes equally, and return their numbers."""
     assert cap == canonical_cap(text)
     assert caps_mb == case(bucket_cap_mb=cap).caps_mb
 
 
 @pytest.mark.parametrize("text", ["", "big", "0", "-1", "nan", "inf", "1++5", "1+default", "25MB", "1+0"])
 def test_bad_bucket_sizes_are_refused(text: str) -> None:
-    """Refuse what is no size above 0."""
+    """Refuse sizes that are not above 0."""
     with pytest.raises(InputError, match="write default, MiB such as 25"):
         canonical_cap(text)
 
 
 def test_large_bucket_sizes_have_no_exponent() -> None:
-    """Spell a large size so that its + is not taken for a list's."""
+    """Format a large size without exponent, whose + would look like a list."""
     assert "1000000" == canonical_cap("1e6")
     with pytest.raises(InputError, match="at most"):
         canonical_cap("1e12")
@@ -140,14 +140,14 @@ def test_large_bucket_sizes_have_no_exponent() -> None:
 
 @pytest.mark.parametrize("text", ["powersgd:2:rank=3", "topk:0.01:values=float16:values=float32"])
 def test_an_option_named_twice_is_refused(text: str) -> None:
-    """Refuse rather than choose between two values."""
+    """Refuse an option given twice."""
     with pytest.raises(InputError, match="twice"):
         parse_hook(text)
 
 
 @given(caps=st.lists(st.floats(1e-4, 1e6), min_size=1, max_size=4))
 def test_bucket_sizes_are_read_back(caps: list[float]) -> None:
-    """Spell a size to nine decimals, so that it means the same when it is read again."""
+    """Format a size to nine decimals, so that it parses to the same value."""
     text = canonical_cap("+".join(f"{cap:.12f}" for cap in caps))
     assert text == canonical_cap(text)
     assert pytest.approx(caps, rel=1e-12, abs=0.6e-9) == list(case(bucket_cap_mb=text).caps_mb)
@@ -157,30 +157,34 @@ def test_bucket_sizes_are_read_back(caps: list[float]) -> None:
 
 
 def test_the_case_without_ddp_keeps_model_batch_precision_and_phase() -> None:
-    """Keep accumulation as well, and reset the settings of DDP."""
-    ours = case(hook="topk", density=0.1, bucket_cap_mb="5", bucket_view=True, precision="amp-bf16", accumulation=2)
-    assert case(hook="local", precision="amp-bf16", accumulation=2) == ours.local()
-    assert ours.uses_ddp
-    assert not ours.local().uses_ddp
-    assert ours.local() == ours.local().local()
+    """Keep model, batch, precision, phase and accumulation, and reset DDP's settings."""
+    local = case(hook="topk", density=0.1, bucket_cap_mb="5", bucket_view=True, precision="amp-bf16", accumulation=2)
+    assert case(hook="local", precision="amp-bf16", accumulation=2) == local.local()
+    assert local.uses_ddp
+    assert not local.local().uses_ddp
+    assert local.local() == local.local().local()
 
 
 def test_keys_tell_cases_apart() -> None:
-    """Give each configuration and phase a key of its own, always the same."""
+    """Give each configuration and phase its own constant key."""
     cases = [case(), case(phase="confirm"), case(bucket_cap_mb="25"), case(density=0.1), case(static_graph=True)]
-    assert len(cases) == len({one.key for one in cases})
+    assert len(cases) == len({setting.key for setting in cases})
     assert case().key == case().key
 
 
 def test_alternatives_share_their_group() -> None:
-    """Put into one group what DDP's user may choose between."""
+    """Group the cases among which a person may choose."""
     group = case().group
-    assert {group} == {one.group for one in (case(hook="fp16"), case(precision="amp-bf16"), case(accumulation=4))}
-    assert group not in {one.group for one in (case(world_size=4), case(batch_per_rank=8), case(workload="gpt"))}
+    assert {group} == {
+        setting.group for setting in (case(hook="fp16"), case(precision="amp-bf16"), case(accumulation=4))
+    }
+    assert group not in {
+        setting.group for setting in (case(world_size=4), case(batch_per_rank=8), case(workload="gpt"))
+    }
 
 
 def test_accumulation_makes_larger_steps() -> None:
-    """Count the samples of all ranks and all backward passes of a step."""
+    """Count the samples of all ranks and backward passes of a step."""
     assert 64 == case().samples_per_step
     assert 256 == case(accumulation=4).samples_per_step
 
@@ -202,7 +206,7 @@ def test_accumulation_makes_larger_steps() -> None:
     ],
 )
 def test_cases_have_names_for_people(ours: TrainingCase, name: str) -> None:
-    """Say what differs from the defaults, and where it runs."""
+    """Name settings that differ from the defaults, and the backend."""
     assert name == str(ours)
 
 
@@ -210,14 +214,14 @@ def test_cases_have_names_for_people(ours: TrainingCase, name: str) -> None:
 
 
 def test_sweep_is_the_product_of_its_axes() -> None:
-    """Make every combination once, the baseline first and the steps without DDP last."""
+    """Return every combination once, the baseline first and local steps last."""
     sweep = TrainingSweep(workload="mlp", bucket_caps=("default", "25"), hooks=("none", "fp16"))
     expected = [case(), case(bucket_cap_mb="25"), case(hook="fp16"), case(hook="fp16", bucket_cap_mb="25")]
     assert [*expected, case().local()] == sweep.cases(ranks=2, batch=32)
 
 
 def test_sweep_always_has_its_baseline() -> None:
-    """Add DDP as it comes where nobody asked for it, once a group, at the least accumulation."""
+    """Add plain DDP to each group, at the least accumulation."""
     sweep = TrainingSweep(
         workload="mlp",
         bucket_caps=("5",),
@@ -229,32 +233,34 @@ def test_sweep_always_has_its_baseline() -> None:
         batches=(8, 16),
     )
     cases = sweep.cases(ranks=4, batch=32)
-    plain = [one for one in cases if one.uses_ddp and one.hook == "none"]
+    plain = [setting for setting in cases if setting.uses_ddp and setting.hook == "none"]
     expected = [
         case(world_size=ranks, batch_per_rank=batch, accumulation=2)
         for ranks, batch in itertools.product((2, 4), (8, 16))
     ]
     assert expected == plain
-    for one in plain:
-        assert one == next(other for other in cases if other.group == one.group)
+    for setting in plain:
+        assert setting == next(other for other in cases if other.group == setting.group)
 
 
 def test_sweep_has_every_step_without_ddp() -> None:
-    """Compare each configuration, the baseline too, with a local step that is part of the sweep."""
+    """Include the local step of each configuration."""
     sweep = TrainingSweep(precisions=("fp32", "amp-bf16"), accumulations=(1, 2), hooks=("fp16", "topk:0.1"))
     cases = sweep.cases(ranks=2, batch=32)
-    assert {one.local() for one in cases} == {one for one in cases if not one.uses_ddp}
-    assert [one.uses_ddp for one in cases] == sorted((one.uses_ddp for one in cases), reverse=True)
+    assert {setting.local() for setting in cases} == {setting for setting in cases if not setting.uses_ddp}
+    assert [setting.uses_ddp for setting in cases] == sorted((setting.uses_ddp for setting in cases), reverse=True)
     assert len(cases) == len(set(cases))
 
 
 def test_sweep_takes_its_numbers_from_the_run() -> None:
-    """Use all ranks and the workload's own batch where the sweep names none."""
-    assert {(4, 64)} == {(one.world_size, one.batch_per_rank) for one in TrainingSweep().cases(ranks=4, batch=64)}
+    """Use all ranks and the workload's batch by default."""
+    assert {(4, 64)} == {
+        (setting.world_size, setting.batch_per_rank) for setting in TrainingSweep().cases(ranks=4, batch=64)
+    }
 
 
 def test_equal_bucket_sizes_are_one() -> None:
-    """Measure 25 and 25.0 once."""
+    """Merge 25 and 25.0."""
     assert ("25", "default") == TrainingSweep(bucket_caps=("25", "25.0", "default", " 25 ")).bucket_caps
 
 
@@ -271,20 +277,20 @@ def test_equal_bucket_sizes_are_one() -> None:
     ],
 )
 def test_bad_axes_are_refused(axes: dict[str, Any], said: str) -> None:
-    """Refuse a sweep before anything starts."""
+    """Refuse a bad sweep before anything starts."""
     with pytest.raises(InputError) as caught:
         TrainingSweep(**axes)
     assert said in str(caught.value)
 
 
 def test_more_ranks_than_started_are_refused() -> None:
-    """Say how to get as many ranks as were asked for."""
+    """Refuse more ranks than started, and say how to start them."""
     with pytest.raises(InputError, match=r"world size of 8 .* 4 ranks are started; raise -n"):
         TrainingSweep(world_sizes=(2, 8)).cases(ranks=4, batch=32)
 
 
 def test_baseline_is_ddp_as_it_comes() -> None:
-    """Compare with fp32, no hook and default buckets at the least accumulation, in the same phase."""
+    """Return fp32 without hook, default buckets and the least accumulation as baseline, in the same phase."""
     others = [
         case(hook="fp16", precision="amp-fp16", bucket_cap_mb="5", accumulation=4, phase="confirm", static_graph=True),
         case(hook="topk", density=0.1, accumulation=2, phase="confirm"),
@@ -298,23 +304,23 @@ CASES = TrainingSweep(bucket_caps=("default", "1", "25"), hooks=("none", "fp16")
 
 
 def test_one_round_has_the_baseline_three_times() -> None:
-    """Train the baseline at the beginning, in the middle and at the end, and every other once."""
+    """Train the baseline first, in the middle and last, and every other case once."""
     order = schedule(CASES, seed=1, launch=0, blocks=1)
     assert Counter({0: 3, **dict.fromkeys(range(1, len(CASES)), 1)}) == Counter(order)
     assert [0, 0, 0] == [order[0], order[len(order) // 2], order[-1]]
 
 
 def test_one_round_has_the_baseline_once_where_drift_is_not_watched() -> None:
-    """Make no more blocks than cases."""
+    """Plan one block per case without drift blocks."""
     assert list(range(len(CASES))) == sorted(schedule(CASES, seed=1, launch=0, blocks=1, watches_drift=False))
 
 
 @given(seed=st.integers(0, 1000), launch=st.integers(0, 30), blocks=st.integers(2, 5))
 def test_rounds_have_every_case_once(seed: int, launch: int, blocks: int) -> None:
-    """Train in shuffled rounds where there are several."""
+    """Train every case once per shuffled round."""
     order = schedule(CASES, seed, launch, blocks)
     rounds = [order[i : i + len(CASES)] for i in range(0, len(order), len(CASES))]
-    assert [list(range(len(CASES)))] * blocks == [sorted(one) for one in rounds]
+    assert [list(range(len(CASES)))] * blocks == [sorted(setting) for setting in rounds]
 
 
 @given(steps=st.integers(4, 20_000), early=st.integers(0, 11), settling=st.integers(0, 2))
@@ -330,14 +336,14 @@ def test_short_blocks_have_all_steps_and_some_are_timed(steps: int, early: int, 
 
 
 def test_order_differs_between_launches_only() -> None:
-    """Repeat the order of a launch exactly, and take another in the next."""
+    """Repeat the order of a launch, and vary it between launches."""
     orders = [schedule(CASES, 7, launch, 2) for launch in range(5)]
     assert orders == [schedule(CASES, 7, launch, 2) for launch in range(5)]
     assert 5 == len({tuple(order) for order in orders})
 
 
 def test_order_without_a_baseline_is_one_round() -> None:
-    """Train each once where there is no baseline to watch, or nothing else."""
-    others = [one for one in CASES if one.hook == "fp16"]
+    """Train each case once if there is no baseline or nothing else."""
+    others = [setting for setting in CASES if setting.hook == "fp16"]
     assert list(range(len(others))) == sorted(schedule(others, 1, 0, 1))
     assert [0] == schedule(CASES[:1], 1, 0, 1)

@@ -1,4 +1,4 @@
-"""The workloads: their sizes, what ranks share, that they learn, and the ways in which a person's own can be wrong."""
+"""Tests of the workloads: sizes, shared data, learning, and errors in a person's own file."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def tensors(batch: Any) -> list[Any]:
 
 
 def first_batches(workload: Any, count: int = 3) -> list[Any]:
-    """Return the tensors of the first few batches, one after the other."""
+    """Return the tensors of the first batches, concatenated."""
     return [tensor for batch in itertools.islice(workload.batches, count) for tensor in tensors(batch)]
 
 
 def equal(one: list[Any], other: list[Any]) -> bool:
-    """Tell whether two lists hold the same tensors."""
+    """Return whether two lists contain equal tensors."""
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -70,19 +70,19 @@ def train(workload: Any, steps: int) -> list[float]:
 
 
 def test_sizes_cover_every_workload() -> None:
-    """Test every workload that can be named."""
+    """Test every named workload."""
     assert sorted(WORKLOADS) == sorted(SIZES)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_parameter_count(name: str) -> None:
-    """Have as many parameters as the documentation says."""
+    """Return the documented number of parameters."""
     assert SIZES[name] == sum(parameter.numel() for parameter in load(name).model.parameters())
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_ranks_share_weights_and_not_data(name: str) -> None:
-    """Begin with the same model on all ranks and train it on different batches."""
+    """Start all ranks with one model and different batches."""
     one, other = load(name, rank=0), load(name, rank=1)
     assert equal(list(one.model.parameters()), list(other.model.parameters()))
     assert not equal(first_batches(one), first_batches(other))
@@ -90,7 +90,7 @@ def test_ranks_share_weights_and_not_data(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_seed_decides(name: str) -> None:
-    """Repeat weights and batches with the same seed, from every iteration's start, and change both with another."""
+    """Repeat weights and batches with the seed, from each iteration's start."""
     one, same, other = load(name), load(name), load(name, seed=2)
     assert equal(list(one.model.parameters()), list(same.model.parameters()))
     assert equal(first_batches(one), first_batches(same))
@@ -101,7 +101,7 @@ def test_seed_decides(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_loading_leaves_the_global_generator_alone(name: str) -> None:
-    """Draw nothing from torch's own random numbers."""
+    """Draw nothing from torch's global generator."""
     before = torch.random.get_rng_state()
     load(name)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -109,7 +109,7 @@ def test_loading_leaves_the_global_generator_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_batch_size_is_obeyed(name: str) -> None:
-    """Make batches of the size asked for, or of the workload's own."""
+    """Return batches of the requested or the workload's own size."""
     own, chosen = load(name), load(name, batch_size=3)
     assert 3 == chosen.batch_size
     assert [3, own.batch_size] == [len(first_batches(workload)[0]) for workload in (chosen, own)]
@@ -125,7 +125,7 @@ def test_batch_size_is_obeyed(name: str) -> None:
     ],
 )
 def test_loss_falls(name: str, batch_size: int, steps: int, falls_to: float) -> None:
-    """Learn something within a few steps."""
+    """Lower the loss within a few steps."""
     losses = train(load(name, seed=2, batch_size=batch_size, world_size=1), steps)
     first, last = sum(losses[:5]), sum(losses[-5:])
     assert last < falls_to * first
@@ -133,7 +133,7 @@ def test_loss_falls(name: str, batch_size: int, steps: int, falls_to: float) -> 
 
 @pytest.mark.slow
 def test_digits_reaches_its_target() -> None:
-    """Learn the digits to the stated accuracy in the stated number of steps, and evaluate without side effects."""
+    """Reach the stated accuracy in the stated steps, and evaluate without side effects."""
     workload = load("digits", world_size=1)
     train(workload, workload.steps)
     weights = [parameter.detach().clone() for parameter in workload.model.parameters()]
@@ -144,7 +144,7 @@ def test_digits_reaches_its_target() -> None:
 
 
 def test_digits_data_is_whole() -> None:
-    """Ship 1797 images with values from 0 to 1 and between 170 and 190 of each digit."""
+    """Ship 1797 images with values from 0 to 1 and 170 to 190 of each digit."""
     images, labels = load_digits()
     assert (1797, 1, 8, 8) == tuple(images.shape)
     assert (0.0, 1.0) == (float(images.min()), float(images.max()))
@@ -154,14 +154,14 @@ def test_digits_data_is_whole() -> None:
 
 
 def test_text_evaluates_held_out_bytes() -> None:
-    """Begin near the entropy of a uniform guess, in nats per byte."""
+    """Start near the entropy of a uniform guess, in nats per byte."""
     workload = load("text")
     assert "nats_per_byte" == workload.metric
     assert 5.0 < workload.evaluate(workload.model) < 6.1
 
 
 def test_text_without_documentation_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say what is missing where Python comes without its documentation."""
+    """Refuse in one sentence if Python's documentation is missing."""
     language.documentation.cache_clear()
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(InputError, match=r"pydoc_data\.topics"):
@@ -169,7 +169,7 @@ def test_text_without_documentation_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
 
 def test_shards_cover_an_epoch_without_overlap() -> None:
-    """Give every sample to one rank in an epoch, in another order in the next."""
+    """Give each sample to one rank per epoch, in varying order."""
     ranks = [iter(sharded(24, 3, lambda i: i.tolist(), seed=5, rank=rank, ranks=2)) for rank in range(2)]
     for _ in range(2):
         assert list(range(24)) == sorted(index for rank in ranks for _ in range(4) for index in next(rank))
@@ -179,7 +179,7 @@ def test_shards_cover_an_epoch_without_overlap() -> None:
 
 
 def test_more_ranks_than_batches_still_have_data() -> None:
-    """Hand out whole batches where all ranks together ask for more than there is."""
+    """Return whole batches if all ranks need more than the data."""
     for rank in range(4):
         batch = next(iter(sharded(10, 4, lambda i: i.tolist(), seed=5, rank=rank, ranks=4)))
         assert 4 == len(batch)
@@ -190,14 +190,14 @@ def test_more_ranks_than_batches_still_have_data() -> None:
 
 
 def test_unknown_name_lists_the_known() -> None:
-    """Name the workloads, the traces and the form of a person's own."""
+    """List the workloads, the traces and the form of a person's own."""
     with pytest.raises(InputError) as caught:
         load("resnet19")
     assert all(name in str(caught.value) for name in (*WORKLOADS, "trace:resnet50", "file.py:callable"))
 
 
 def test_batch_below_one_is_refused() -> None:
-    """Refuse a batch without samples."""
+    """Refuse a batch size below 1."""
     with pytest.raises(InputError, match="batch of 0"):
         load("mlp", batch_size=0)
 
@@ -214,20 +214,20 @@ def workload(seed, rank):
 
 
 def own(folder: Path, code: str, name: str = "workload") -> str:
-    """Write a person's file and return how it is named."""
+    """Write a person's file and return the workload's name."""
     (folder / "mine.py").write_text(code)
     return f"{folder / 'mine.py'}:{name}"
 
 
 def test_own_tuple_becomes_a_workload(tmp_path: Path) -> None:
-    """Take (model, loss, batches), the batch size from the first batch."""
+    """Accept (model, loss, batches), with the batch size of the first batch."""
     workload = load(own(tmp_path, SOUND), rank=1)
     assert (5, None, "") == (workload.batch_size, workload.steps, workload.metric)
     assert 2.0 == float(first_batches(workload)[0][0, 0])
 
 
 def test_own_example_loads_and_learns() -> None:
-    """Keep the worked example working."""
+    """Load and train the documented example."""
     spec = f"{ROOT / 'benchmarks' / 'own_model.py'}:workload"
     losses = train(load(spec, batch_size=32), 40)
     assert 32 == load(spec, batch_size=32).batch_size
@@ -235,7 +235,7 @@ def test_own_example_loads_and_learns() -> None:
 
 
 def test_own_workload_passes_and_gets_only_what_it_names(tmp_path: Path) -> None:
-    """Return a Workload as it is, and give a function that takes anything all there is."""
+    """Accept a Workload, and pass a function the arguments it names, or all."""
     code = """
 import torch
 from commbench.ddp.plan.workload import Workload
@@ -251,7 +251,7 @@ def workload(**given):
 def test_own_file_may_import_its_neighbours_and_use_dataclasses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Find modules beside the file, and the file's own module by its name."""
+    """Import modules beside the file, and the file's own module by name."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "beside_mine.py").write_text("WIDTH = 3")
     code = "from __future__ import annotations\nfrom dataclasses import dataclass\nimport beside_mine\n"
@@ -259,7 +259,7 @@ def test_own_file_may_import_its_neighbours_and_use_dataclasses(
 
 
 def test_batch_in_a_dict_is_measured(tmp_path: Path) -> None:
-    """Find the batch size also where tensors are in a dict."""
+    """Return the batch size of tensors in a dict."""
     code = (
         SOUND.replace("[torch.full", "[{'x': torch.full").replace("1))] * 2", "1))}] * 2").replace("m(x)", "m(x['x'])")
     )
@@ -301,7 +301,7 @@ LOSS = "lambda m, x: m(x).mean()"
     ],
 )
 def test_misuse_is_one_sentence(tmp_path: Path, code: str, says: str) -> None:
-    """Say what is wrong with a person's own file in one sentence that names it or its part."""
+    """Refuse an invalid file in one sentence that names the file or its part."""
     with pytest.raises(InputError) as caught:
         load(own(tmp_path, code))
     assert says in str(caught.value)
@@ -309,7 +309,7 @@ def test_misuse_is_one_sentence(tmp_path: Path, code: str, says: str) -> None:
 
 
 def test_missing_file_and_function_name(tmp_path: Path) -> None:
-    """Say that there is no such file, or that the function's name is missing."""
+    """Refuse a missing file, or a missing function name."""
     with pytest.raises(InputError, match="no file"):
         load(f"{tmp_path}/absent.py:workload")
     for spec in ("mine.py", "mine.py:"):
@@ -318,19 +318,19 @@ def test_missing_file_and_function_name(tmp_path: Path) -> None:
 
 
 def test_batch_for_a_function_that_takes_none(tmp_path: Path) -> None:
-    """Refuse a batch size that the function cannot be told."""
+    """Refuse a batch size that the function does not accept."""
     with pytest.raises(InputError, match="takes no argument batch_size"):
         load(own(tmp_path, SOUND), batch_size=4)
 
 
 def test_needed_batch_without_default(tmp_path: Path) -> None:
-    """Ask for a default where the batch size is left to the workload."""
+    """Ask for a default if the function requires a batch size."""
     with pytest.raises(InputError, match="give it a default value"):
         load(own(tmp_path, "def workload(batch_size): pass"))
 
 
 def test_a_failed_import_is_not_kept(tmp_path: Path) -> None:
-    """Load the corrected file after a failure."""
+    """Load the corrected file after a failed import."""
     with pytest.raises(InputError):
         load(own(tmp_path, "1 / 0"))
     assert 5 == load(own(tmp_path, SOUND)).batch_size

@@ -1,6 +1,6 @@
 """Stands for ``python``: asks the server beside it for a fork that runs the program, and ends as the program ends.
 
-Options of Python other than ``-m``, and process 1 of an emulated cluster, get a Python of their own.
+Options of Python other than ``-m`` and ``-c``, and process 1 of an emulated cluster, get a Python of their own.
 """
 
 import json
@@ -45,7 +45,7 @@ def end_as(status: int) -> None:
 def main() -> None:
     """Run what follows ``python`` on the command line."""
     arguments = sys.argv[1:]
-    is_program = arguments and (arguments[0] == "-m" or not arguments[0].startswith("-"))
+    is_program = arguments and (arguments[0] in {"-m", "-c"} or not arguments[0].startswith("-"))
     if not is_program or os.getpid() == 1:
         os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606
     end_as(run_by_fork(arguments))

@@ -1,7 +1,8 @@
 """Runs Python programs as forks of one process that has imported torch, numba and commbench, which takes seconds.
 
-``python server.py DIRECTORY`` listens on the socket ``DIRECTORY/socket`` until its stdin closes. ``client.py`` asks for
-programs. MPI is not imported here: its library reads the environment of a program when it is loaded.
+``python server.py DIRECTORY`` returns when a process in the background listens on the socket ``DIRECTORY/socket``. That
+process ends when its stdin closes. ``client.py`` asks for programs. MPI is not imported here: its library reads the
+environment of a program when it is loaded.
 """
 
 import atexit
@@ -21,7 +22,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from client import FORWARDED, end_as
@@ -47,7 +48,7 @@ class Program:
     executable: str
     """Path of the client, by which the program starts others."""
     arguments: list[str]
-    """What follows ``python`` on the command line: ``-m MODULE ...`` or ``SCRIPT ...``."""
+    """What follows ``python`` on the command line: ``-m MODULE ...``, ``-c CODE ...`` or ``SCRIPT ...``."""
     environment: dict[str, str]
     directory: str
     cores: list[int]
@@ -63,6 +64,11 @@ class Program:
             sys.path[0] = self.directory
             sys.argv = self.arguments[1:]
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        elif self.arguments[0] == "-c":
+            sys.path[0] = ""
+            sys.argv = ["-c", *self.arguments[2:]]
+            sys.modules["__main__"] = ModuleType("__main__")
+            exec(self.arguments[1], vars(sys.modules["__main__"]))  # noqa: S102 - as the interpreter does
         else:
             sys.path[0] = str(Path(self.arguments[0]).parent)
             sys.argv = self.arguments
@@ -243,12 +249,13 @@ def run_and_end(program: Program) -> NoReturn:
 
 
 def main() -> None:
-    """Serve; each fork runs its program."""
+    """Serve in the background; each fork runs its program."""
     import_everything()
     server = Server(Path(sys.argv[1]) / "socket")
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
     gc.freeze()
+    if os.fork():
+        os._exit(0)
+    os.setsid()
     program = server.serve()
     if program:
         run_and_end(program)

@@ -1,4 +1,4 @@
-"""Tests of the command export, of packages that are not there, and of Parquet files."""
+"""Tests of the command export, of missing packages, and of Parquet files."""
 
 import builtins
 import json
@@ -23,7 +23,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """``export(arguments)`` runs the command and returns its exit code, its output and its complaint."""
+    """Return ``export(arguments)``, which runs the command and returns exit code, stdout and stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["commbench", "export", *map(str, arguments)])
@@ -36,7 +36,7 @@ def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_command_says_where_it_wrote(export: Command, tmp_path: Path) -> None:
-    """Write metrics to a file and name it."""
+    """Write metrics to a file and print its path."""
     file = tmp_path / "nightly.prom"
     code, said, _ = export(MATRIX, "--format", "openmetrics", "--out", file)
     assert (0, f"Written: {file}\n") == (code, said)
@@ -44,14 +44,14 @@ def test_the_command_says_where_it_wrote(export: Command, tmp_path: Path) -> Non
 
 
 def test_an_unknown_format_is_refused(export: Command) -> None:
-    """Name the formats that there are."""
+    """Refuse an unknown format, and list the valid ones."""
     code, _, complaint = export(MATRIX, "--format", "excel")
     assert 2 == code
     assert all(name in complaint for name in EXPORTS)
 
 
 def test_no_run_no_export(export: Command, tmp_path: Path) -> None:
-    """Refuse a directory that holds no run."""
+    """Refuse a directory without a run."""
     code, _, complaint = export(tmp_path, "--format", "openmetrics")
     assert (2, True) == (code, "holds no run" in complaint)
 
@@ -60,7 +60,7 @@ def test_no_run_no_export(export: Command, tmp_path: Path) -> None:
 def test_a_missing_package_is_named_with_the_command(
     style: str, export: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Say in one sentence what to install, and write nothing."""
+    """Refuse in one sentence with the package to install, and write nothing."""
     package = {"parquet": "pyarrow"}.get(style, style)
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
@@ -75,7 +75,7 @@ def test_a_missing_package_is_named_with_the_command(
 def test_reading_for_an_export_imports_neither_torch_nor_mpi(
     export: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Export metrics where torch, mpi4py and numba cannot be imported."""
+    """Export metrics without torch, mpi4py and numba."""
     original = builtins.__import__
 
     def refuse(name: str, *arguments: Any, **options: Any) -> Any:
@@ -90,7 +90,7 @@ def test_reading_for_an_export_imports_neither_torch_nor_mpi(
 
 
 def test_tables_have_the_columns_of_the_csv_files() -> None:
-    """Name the columns of each table as its CSV file does, with a type for each."""
+    """Give each table the columns of its CSV file, with types."""
     tables = {table.name: table for table in tables_of(load_run(BENCH))}
     assert ["collectives", "ddp", "buckets", "repetitions", "steps"] == list(tables)
     assert (COLUMNS, DDP_COLUMNS) == (tuple(tables["collectives"].frame), tuple(tables["ddp"].frame))
@@ -99,7 +99,7 @@ def test_tables_have_the_columns_of_the_csv_files() -> None:
 
 
 def test_every_repetition_and_step_is_a_line() -> None:
-    """Count as many lines as samples, with their case and launch."""
+    """Write one row per sample, with case and launch."""
     run = load_run(BENCH)
     tables = {table.name: table.frame for table in tables_of(run)}
     assert [time for record in run.records for time in record.times_us] == tables["repetitions"]["time_us"].tolist()
@@ -111,7 +111,7 @@ def test_every_repetition_and_step_is_a_line() -> None:
 
 @pytest.mark.parametrize("path", [BENCH, MATRIX], ids=lambda path: path.name)
 def test_parquet_reads_back(path: Path, tmp_path: Path) -> None:
-    """Read every table back with its types, its values, what a column is, and the run's conditions."""
+    """Read every table back with types, values, column descriptions and conditions."""
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
     run = load_run(path)
     folder = write_parquet(run, tmp_path / "tables")
@@ -129,7 +129,7 @@ def test_parquet_reads_back(path: Path, tmp_path: Path) -> None:
 
 
 def test_parquet_is_written_beside_the_run_by_default(tmp_path: Path) -> None:
-    """Put the directory into the run's own."""
+    """Write the directory into the run by default."""
     pytest.importorskip("pyarrow", reason="needs pyarrow")
     run = load_run(MATRIX)
     copy = type(run)(path=tmp_path, info=run.info, records=run.records)
@@ -138,7 +138,7 @@ def test_parquet_is_written_beside_the_run_by_default(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_refused(export: Command, tmp_path: Path) -> None:
-    """Say so in a sentence where a file is in the way."""
+    """Refuse in a sentence if a file is in the way."""
     pytest.importorskip("pyarrow", reason="needs pyarrow")
     (tmp_path / "x").write_text("")
     code, _, complaint = export(MATRIX, "--format", "parquet", "--out", tmp_path / "x")

@@ -1,4 +1,4 @@
-"""Tests of the import command: what it writes, says and refuses, and that other commands read the run."""
+"""Tests of the import command: files, messages, refusals, and reading by other commands."""
 
 import io
 import json
@@ -22,7 +22,7 @@ class Commbench:
         self._capsys = capsys
 
     def __call__(self, *words: object) -> tuple[int, str, str]:
-        """Return the exit code and what was said on stdout and stderr."""
+        """Return exit code, stdout and stderr."""
         self._monkeypatch.setattr(sys, "argv", ["commbench", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -32,7 +32,7 @@ class Commbench:
 
 @pytest.fixture
 def commbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Commbench:
-    """A command line in an empty directory."""
+    """Return the command line in an empty directory."""
     monkeypatch.chdir(tmp_path)
     return Commbench(monkeypatch, capsys)
 
@@ -47,7 +47,7 @@ def variants(folder: Path, times: list[str]) -> list[Path]:
 
 
 def test_page_of_an_imported_run_says_whose_figures_these_are(commbench: Commbench) -> None:
-    """Name the tool on the first screen, what it calls a time wherever times are, and no measuring of ours."""
+    """Name the tool first and its definition of time, and claim no measurement of ours."""
     commbench("import", DATA / "nccl_tests_all_reduce.txt", "--out", "theirs")
     assert 0 == commbench("report", "theirs")[0]
     page = re.sub(r"<[^>]*>", " ", Path("theirs/report.html").read_text())
@@ -62,7 +62,7 @@ def test_page_of_an_imported_run_says_whose_figures_these_are(commbench: Commben
 
 
 def test_import_writes_a_run_that_is_reported(commbench: Commbench) -> None:
-    """Write the usual files, say what was assumed and left out, and print the rows again."""
+    """Write the usual files, print assumptions and omissions, and report the rows."""
     code, out, _ = commbench("import", DATA / "osu_old.txt", "-n", 4, "--out", "theirs")
     assert 0 == code
     assert "8 measurements of OSU Micro-Benchmarks v5.6.2." in out
@@ -79,7 +79,7 @@ def test_import_writes_a_run_that_is_reported(commbench: Commbench) -> None:
 
 
 def test_import_reads_standard_input(commbench: Commbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take - for standard input."""
+    """Read standard input for ``-``."""
     stream = io.TextIOWrapper(io.BytesIO((DATA / "imb.txt").read_bytes()))
     monkeypatch.setattr(sys, "stdin", stream)
     assert 0 == commbench("import", "-", "--out", "theirs")[0]
@@ -87,7 +87,7 @@ def test_import_reads_standard_input(commbench: Commbench, monkeypatch: pytest.M
 
 
 def test_compare_tells_imported_runs_apart(commbench: Commbench, tmp_path: Path) -> None:
-    """Give a verdict from six outputs each, and exit code 5 for what became slower."""
+    """Judge six outputs per side, and exit with 5 for a regression."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     commbench("import", *variants(tmp_path / "a", ["90.00", "90.10", "90.20", "89.90", "89.80", "90.05"]), "--out", "A")
@@ -98,7 +98,7 @@ def test_compare_tells_imported_runs_apart(commbench: Commbench, tmp_path: Path)
 
 
 def test_predict_reads_imported_runs(commbench: Commbench) -> None:
-    """Predict from an imported run, or say what it lacks; never more than a sentence."""
+    """Predict from an imported run, or print one sentence on what it lacks."""
     commbench("import", DATA / "nccl_tests_all_reduce.txt", "--out", "theirs")
     code, _, err = commbench("predict", "theirs", "--world-size", "8")
     assert code in {0, 2}
@@ -106,7 +106,7 @@ def test_predict_reads_imported_runs(commbench: Commbench) -> None:
 
 
 def test_importing_again_adds_nothing(commbench: Commbench) -> None:
-    """Leave a run of the same outputs as it is, and refuse other outputs for it."""
+    """Leave a run of the same outputs unchanged, and refuse other outputs."""
     for _ in range(2):
         assert 0 == commbench("import", DATA / "imb.txt", "--out", "theirs")[0]
     assert 8 == len(load_run("theirs").records)
@@ -116,7 +116,7 @@ def test_importing_again_adds_nothing(commbench: Commbench) -> None:
 
 @pytest.mark.parametrize("words", [["-n", "8"], ["-n", "4", "--dtype", "int8"]])
 def test_what_is_said_of_an_output_is_not_mixed(commbench: Commbench, words: list[str]) -> None:
-    """Refuse the same output under another number of ranks or element type, instead of keeping the old or both."""
+    """Refuse the same output with another number of ranks or type."""
     assert 0 == commbench("import", DATA / "osu_old.txt", "-n", 4, "--out", "theirs")[0]
     before = Path("theirs/samples.jsonl").read_bytes()
     code, _, err = commbench("import", DATA / "osu_old.txt", *words, "--out", "theirs")
@@ -125,7 +125,7 @@ def test_what_is_said_of_an_output_is_not_mixed(commbench: Commbench, words: lis
 
 
 def test_an_import_that_was_cut_short_goes_on(commbench: Commbench) -> None:
-    """Add what is missing, and no measurement twice."""
+    """Complete an interrupted import without duplicates."""
     files = [DATA / "osu_old.txt", DATA / "osu_validated.txt"]
     assert 0 == commbench("import", *files, "-n", 3, "--out", "theirs")[0]
     whole = Path("theirs/samples.jsonl").read_bytes()
@@ -149,7 +149,7 @@ def test_an_import_that_was_cut_short_goes_on(commbench: Commbench) -> None:
     ],
 )
 def test_bad_input_writes_nothing(commbench: Commbench, tmp_path: Path, words: list[str], said: str) -> None:
-    """End with code 2 and one sentence."""
+    """Exit with 2 and one sentence, and write nothing."""
     code, out, err = commbench("import", *words, "--out", "theirs")
     assert (2, "") == (code, out)
     assert said in err

@@ -1,4 +1,4 @@
-"""Tests of reading other tools' output: every format, its units and sizes, and what it does not say or is cut off."""
+"""Tests of reading other tools' output: formats, units, sizes, missing facts, and truncated files."""
 
 import contextlib
 import json
@@ -36,17 +36,17 @@ def load_text(text: str, **asked: object) -> Imported:
 
 
 def rows_of(imported: Imported) -> list[Row]:
-    """Summarise what was imported."""
+    """Return the rows of the imported records."""
     return summarise_run(imported.records, imported.info)
 
 
 def left_out(imported: Imported) -> str:
-    """Return all reasons for leaving something out."""
+    """Return all reasons for omissions."""
     return "; ".join(reason for _, reading in imported.readings for reason in reading.left_out)
 
 
 def assumed(imported: Imported) -> str:
-    """Return all that was assumed."""
+    """Return all assumptions."""
     return "; ".join(text for _, reading in imported.readings for text in reading.assumed)
 
 
@@ -54,7 +54,7 @@ def assumed(imported: Imported) -> str:
 
 
 def test_nccl_tests_gives_both_halves_and_the_header() -> None:
-    """Read sizes, times and checks of both halves, the ranks, hosts, GPU, library and number of iterations."""
+    """Read sizes, times and checks of both halves, and ranks, hosts, GPU, library and iterations."""
     imported = load("nccl_tests_all_reduce.txt")
     rows = {(row.in_place, row.message_bytes): row for row in rows_of(imported)}
     assert {(place, size) for place in (False, True) for size in (8, 262144, 8388608)} == set(rows)
@@ -75,14 +75,14 @@ def test_nccl_tests_gives_both_halves_and_the_header() -> None:
 
 
 def test_one_output_has_no_interval_and_no_quantiles() -> None:
-    """Leave empty what a mean cannot tell."""
+    """Leave interval and quantiles of a mean empty."""
     row = rows_of(load("nccl_tests_all_reduce.txt"))[0]
     empty = ("time_us_ci_low", "time_us_ci_high", "time_us_min", "time_us_p25", "time_us_p75", "time_us_p95")
     assert [None] * 9 == [getattr(row, name) for name in (*empty, "skew_us", "late_discarded", "harness_us")]
 
 
 def test_old_nccl_tests_needs_the_operation() -> None:
-    """Ask for what old versions do not print, and take their check from the footer."""
+    """Ask for the operation, which old versions do not print, and read their footer's check."""
     with pytest.raises(InputError, match="does not say which operation was timed; say so with --operation"):
         load("nccl_tests_old.txt")
     rows = rows_of(load("nccl_tests_old.txt", operation="all_reduce"))
@@ -90,7 +90,7 @@ def test_old_nccl_tests_needs_the_operation() -> None:
 
 
 def test_nccl_tests_with_more_columns() -> None:
-    """Read repetitions' minimum, roots, blocking and time stamps; leave out what there is no case of."""
+    """Read minima, roots, blocking and time stamps; omit what has no case."""
     imported = load("nccl_tests_broadcast.txt")
     good, wrong = rows_of(imported)
     assert ("bfloat16", 1, None, 101.0, "isolated") == (
@@ -106,7 +106,7 @@ def test_nccl_tests_with_more_columns() -> None:
 
 
 def test_nccl_tests_json() -> None:
-    """Count the ranks of processes with several GPUs; read single iterations and missing checks."""
+    """Count ranks of processes with several GPUs; read single iterations and missing checks."""
     imported = load("nccl_tests.json")
     first, larger, in_place = rows_of(imported)
     assert (4, 2, 2, "all_gather") == (first.world_size, first.nodes, first.ranks_per_node, first.operation)
@@ -123,7 +123,7 @@ def test_nccl_tests_json() -> None:
 
 
 def test_json_that_is_cut_off_gives_its_whole_results() -> None:
-    """Keep the results before the place where the file ends."""
+    """Keep the results before the end of a truncated file."""
     text = (DATA / "nccl_tests.json").read_text()
     second = text.index('{"size":2097152')
     for end in (second + 40, second - 1, text.index("experiment_name", second)):
@@ -136,12 +136,12 @@ def test_json_that_is_cut_off_gives_its_whole_results() -> None:
 
 @pytest.mark.parametrize(("code", "version"), [(22807, "2.28.7"), (23007, "2.30.7"), (2708, "2.7.8")])
 def test_nccl_versions(code: int, version: str) -> None:
-    """Write NCCL's version as people do."""
+    """Format NCCL's version number."""
     assert version == nccl_version(code)
 
 
 def test_operations_in_graphs_are_of_that_cadence() -> None:
-    """Read from text and from JSON that CUDA graphs were replayed."""
+    """Read the cadence of CUDA graphs from text and JSON."""
     texts = [(DATA / name).read_text() for name in ("nccl_tests_all_reduce.txt", "nccl_tests.json")]
     for text, old, new in zip(texts, ("graph: 0", '"graph":0'), ("graph: 20", '"graph":20'), strict=True):
         assert [{"pipelined"}, {"graph"}] == [
@@ -150,7 +150,7 @@ def test_operations_in_graphs_are_of_that_cadence() -> None:
 
 
 def test_groups_and_cpu_times_are_left_out() -> None:
-    """Refuse averages over groups and times of the CPU, each with its reason."""
+    """Omit averages over groups and CPU times, with reasons."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     for old, new, words in (
         ("Rank  3 Group  0", "Rank  3 Group  1", "2 groups ran at the same time"),
@@ -162,7 +162,7 @@ def test_groups_and_cpu_times_are_left_out() -> None:
 
 
 def test_processes_that_each_ran_alone_are_no_launches() -> None:
-    """Refuse what mpirun prints of nccl-tests built without MPI, in one list or one after the other."""
+    """Refuse the output of nccl-tests built without MPI under mpirun."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     twice = re.sub(r"Rank  [1-3]", "Rank  0", text)
     alone = "\n".join(line for line in text.split("\n") if not re.search(r"Rank  [1-3]", line))
@@ -173,7 +173,7 @@ def test_processes_that_each_ran_alone_are_no_launches() -> None:
 
 
 def test_nccl_tests_that_waited_without_a_barrier_are_left_out() -> None:
-    """Take -z 1 and 3 for isolated, and -z 2 for neither that nor back to back; say what is assumed."""
+    """Read -z 1 and 3 as isolated, omit -z 2, and print the assumption."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     blocking = "# Blocking Enabled: {how} \n# Using devices"
     barrier = blocking.format(how="wait and barrier after each outer iteration (-n); time excludes barrier")
@@ -189,7 +189,7 @@ def test_nccl_tests_that_waited_without_a_barrier_are_left_out() -> None:
     [('"-a","1"', False), ('"--average=3"', True), ('"-a3"', True), ('"-a","1","--average","3"', True)],
 )
 def test_nccl_tests_json_states_what_its_times_mean(option: str, *, slowest: bool) -> None:
-    """Take the slowest rank's time as such."""
+    """Read the times as those of the slowest rank."""
     text = (DATA / "nccl_tests.json").read_text().replace('"-I","1"', option)
     row = rows_of(load_text(text))[0]
     assert (40.0, None if slowest else 40.0) == (row.time_us, row.time_us_rank_mean)
@@ -203,7 +203,7 @@ def test_nccl_tests_json_states_what_its_times_mean(option: str, *, slowest: boo
     [('"-a","0"', "of rank 0 only"), ('"-a","2"', "of the fastest rank"), ('"-z","2"', "without a barrier")],
 )
 def test_nccl_tests_json_of_what_has_no_counterpart_is_left_out(option: str, words: str) -> None:
-    """Refuse times of one rank, of the fastest and of no known cadence."""
+    """Omit times of one rank, of the fastest rank, and of unknown cadence."""
     text = (DATA / "nccl_tests.json").read_text().replace('"-I","1"', option)
     with pytest.raises(InputError, match=words):
         load_text(
@@ -212,7 +212,7 @@ def test_nccl_tests_json_of_what_has_no_counterpart_is_left_out(option: str, wor
 
 
 def test_ranks_that_are_not_listed_must_be_given() -> None:
-    """Ask for the number of ranks where the list of them has gaps, and say when it does not fit the busbw."""
+    """Ask for the number of ranks if their list has gaps, and check it against the busbw."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     text = "\n".join(line for line in text.split("\n") if "Rank  2" not in line)
     with pytest.raises(InputError, match="does not say on how many ranks all_reduce ran; say so with -n"):
@@ -227,7 +227,7 @@ def test_ranks_that_are_not_listed_must_be_given() -> None:
 
 
 def test_osu_full_output() -> None:
-    """Take the slowest rank's time, the mean over ranks beside it, and a size per rank as what all ranks send."""
+    """Read the slowest rank's time, the mean over ranks, and a size per rank as the whole message."""
     small, large = rows_of(load("osu_allgather_full.txt", ranks=4))
     assert (16, 4, 4.6, 4.2, 1000, 5.0) == (
         small.message_bytes,
@@ -242,7 +242,7 @@ def test_osu_full_output() -> None:
 
 
 def test_osu_of_old_versions_with_several_tests() -> None:
-    """Read tests one after the other; print what is assumed; leave out what has no counterpart."""
+    """Read several tests in one file; print assumptions; omit what has no counterpart."""
     imported = load("osu_old.txt", ranks=4)
     rows = {(row.operation, row.message_bytes): row for row in rows_of(imported)}
     assert (1.68, "float32") == (rows["all_reduce", 4].time_us, rows["all_reduce", 4].dtype)
@@ -257,7 +257,7 @@ def test_osu_of_old_versions_with_several_tests() -> None:
 
 
 def test_osu_validation() -> None:
-    """Take Pass for verified and Fail for wrong data."""
+    """Read Pass as verified and Fail as wrong data."""
     passed, failed = rows_of(load("osu_validated.txt", ranks=3))
     assert (0, "ok", 3) == (passed.wrong, passed.status, passed.message_bytes)
     assert ("wrong", "OSU's validation failed.", None) == (failed.status, failed.reason, failed.busbw_GBps)
@@ -279,7 +279,7 @@ def test_omb_py() -> None:
 
 
 def test_osu_needs_the_ranks() -> None:
-    """Ask for the number of ranks of a collective, which OSU does not print; a pair is two."""
+    """Ask for the number of ranks of a collective; a pair has two."""
     with pytest.raises(InputError, match=r"osu_validated.txt does not say on how many ranks all_to_all ran"):
         load("osu_validated.txt")
     assert 2 == load_text("# OSU MPI Latency Test v7.4\n# Size  Latency (us)\n8   1.50\n").records[0].group_size
@@ -288,7 +288,7 @@ def test_osu_needs_the_ranks() -> None:
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 @given(ranks=st.integers(2, 64), blocks=st.integers(1, 2**20))
 def test_osu_sizes_turn_back(operation: object, ranks: int, blocks: int) -> None:
-    """Get every operation's message from what OSU prints for it."""
+    """Convert OSU's sizes back to every operation's message."""
     size = ranks * blocks
     assert size == operation.message_bytes(operation.osu_bytes(size, ranks), ranks)  # type: ignore[attr-defined]  # an Operation
 
@@ -307,7 +307,7 @@ OSU_TYPES = """
 
 
 def test_osu_of_several_types() -> None:
-    """Give each type (-T) its own rows, and none of them launches of another's."""
+    """Give each type (-T) its own rows, not launches of another."""
     imported = load_text(OSU_TYPES.format(device=""), ranks=4)
     assert [("int32", 4, 1.5, 0), ("int32", 8, 1.6, 0), ("float32", 4, 2.5, 0), ("float32", 8, 2.6, 0)] == [
         (record.case.dtype, record.case.message_bytes, record.times_us[0], record.launch) for record in imported.records
@@ -325,13 +325,13 @@ def test_osu_of_several_types() -> None:
     ],
 )
 def test_osu_one_sided_and_shared_memory_have_no_counterpart(title: str, words: str) -> None:
-    """Leave out what is named like a two-sided operation and is none."""
+    """Omit one-sided and shared-memory tests."""
     with pytest.raises(InputError, match=re.escape(words)):
         load_text(f"# OSU {title}\n# Size   Latency (us)\n8   1.50\n", ranks=2)
 
 
 def test_osu_says_where_buffers_are() -> None:
-    """Keep apart buffers of the host and of a GPU, which are the same case otherwise."""
+    """Distinguish buffers of host and GPU."""
     device, host = (load_text(OSU_TYPES.format(device=name), ranks=4) for name in ("-CUDA", ""))
     assert [{"CUDA"}, {"cpu"}] == [{record.device for record in each.records} for each in (device, host)]
     pair = "# OSU MPI-CUDA Latency Test v7.4\n{buffers}# Size  Latency (us)\n8   1.50\n"
@@ -373,7 +373,7 @@ def test_imb() -> None:
 
 
 def test_imb_states_that_buffers_were_out_of_the_cache() -> None:
-    """Take it from the command line that it repeats."""
+    """Read the option from the repeated command line."""
     text = (DATA / "imb.txt").read_text()
     called = "# ./IMB-MPI1 -npmin 2 -off_cache -1 pingpong"
     away = load_text(text.replace("# IMB-MPI1 pingpong", called)).records
@@ -383,7 +383,7 @@ def test_imb_states_that_buffers_were_out_of_the_cache() -> None:
 
 
 def test_imb_states_its_types() -> None:
-    """Take --dtype for what is not stated only, as of the other tools."""
+    """Apply --dtype only if the output does not state the type."""
     text = (DATA / "imb.txt").read_text()
     stated = {record.case.operation: record.case.dtype for record in load("imb.txt", dtype="float64").records}
     assert ("float32", "int8") == (stated["all_reduce"], stated["all_gather"])
@@ -393,7 +393,7 @@ def test_imb_states_its_types() -> None:
 
 
 def test_imb_beside_outputs_that_do_not_state_their_ranks() -> None:
-    """Let -n be meant for these, where IMB has tables of as many processes; else say that it has none."""
+    """Apply -n to other outputs if IMB has tables of that size; else refuse."""
     imported = load("imb.txt", "osu_validated.txt", ranks=4)
     assert {2, 4} == {record.group_size for record in imported.records}
     with pytest.raises(InputError, match=r"imb.txt says that its largest table ran on 4 ranks, and -n 16 was given"):
@@ -401,13 +401,13 @@ def test_imb_beside_outputs_that_do_not_state_their_ranks() -> None:
 
 
 def test_fewer_ranks_are_a_scaling_study() -> None:
-    """Keep apart the same size on fewer ranks."""
+    """Distinguish the same size on fewer ranks."""
     records = [record for record in load("imb.txt").records if record.case.operation == "all_gather"]
     assert [(2, 2), (None, 4)] == [(record.case.world_size, record.group_size) for record in records]
 
 
 def test_param() -> None:
-    """Take the slowest rank's time; its percentiles are over ranks and say nothing of repetitions."""
+    """Read the slowest rank's time; ignore percentiles, which are over ranks."""
     imported = load("param.txt")
     reduce, exchange = rows_of(imported)
     assert (124.0, None, None, 8, True) == (
@@ -422,7 +422,7 @@ def test_param() -> None:
 
 
 def test_param_of_old_versions() -> None:
-    """Tell float32 by the size of an element, and ask where it is another."""
+    """Recognise float32 by its element size, and ask for the type otherwise."""
     imported = load("param_old.txt", ranks=8, backend="gloo")
     assert [("gloo", "float32")] == [(record.case.backend, record.case.dtype) for record in imported.records]
     with pytest.raises(InputError, match="not of 4 bytes; give --dtype"):
@@ -433,7 +433,7 @@ def test_param_of_old_versions() -> None:
 
 
 def test_several_outputs_are_launches() -> None:
-    """Give an interval where the same case was measured several times."""
+    """Return an interval over several outputs of the same case."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     texts = [text.replace("90.12", f"{time:.2f}") for time in (89.0, 90.0, 91.0, 92.0, 90.5, 91.5)]
     sources = [Source(name=f"{place}.txt", data=text.encode()) for place, text in enumerate(texts)]
@@ -444,19 +444,19 @@ def test_several_outputs_are_launches() -> None:
 
 
 def test_one_file_with_several_tests_has_several_launches() -> None:
-    """Count a case that stands in a file twice as two launches."""
+    """Count a case twice in a file as two launches."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     assert {0, 1} == {record.launch for record in load_text(text + text.replace("90.12", "91.00")).records}
 
 
 def test_the_same_output_twice_is_refused() -> None:
-    """Refuse to count a file as two launches."""
+    """Refuse the same file twice."""
     with pytest.raises(InputError, match="are the same output, which is one launch"):
         load("imb.txt", "imb.txt")
 
 
 def test_times_of_different_meaning_do_not_mix() -> None:
-    """Refuse a mean over ranks beside the slowest rank's time."""
+    """Refuse to mix means over ranks and the slowest rank's times."""
     plain = "# OSU MPI Allgather Latency Test v7.4\n# Datatype: MPI_FLOAT.\n# Size  Avg Latency(us)\n4   4.00\n"
     sources = [
         Source(name="full.txt", data=(DATA / "osu_allgather_full.txt").read_bytes()),
@@ -470,20 +470,20 @@ def test_times_of_different_meaning_do_not_mix() -> None:
     "text", ["", "hello\n", "\0\1\2", "{}", '{"results": 1, "nccl_version": 2}', "# size\n", "size,time\n8,1.0\n"]
 )
 def test_foreign_files_are_refused(text: str) -> None:
-    """Say in one sentence that a file is none of these."""
+    """Refuse a foreign file in one sentence."""
     with pytest.raises(InputError, match=r"is no output of|is no JSON of|Nothing was found"):
         load_text(text)
 
 
 def test_unknown_tool() -> None:
-    """List the tools that there are."""
+    """Refuse an unknown tool, and list the valid ones."""
     with pytest.raises(InputError, match="Unknown tool 'x'; choose from nccl-tests-json, nccl-tests, osu"):
         load("imb.txt", tool="x")
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in DATA.iterdir()))
 def test_every_cut_is_read_or_refused(name: str) -> None:
-    """Never give a figure that the whole file does not have, wherever it is cut off."""
+    """Return only figures of the whole file wherever it is truncated."""
     data = (DATA / name).read_bytes()
     asked = Asked(ranks=None if name in RANKS_STATED else 8 if "param" in name else 4, operation="all_reduce")
     whole = import_outputs([Source(name=name, data=data)], asked=asked)
@@ -502,7 +502,7 @@ RANKS_STATED |= {"imb.txt", "param.txt"}
 
 @given(data=st.data(), name=st.sampled_from(sorted(path.name for path in DATA.iterdir())))
 def test_edited_files_are_read_or_refused(data: st.DataObject, name: str) -> None:
-    """End in records or one sentence, whatever was typed into a file."""
+    """Return records or one sentence for a file edited at random."""
     text = (DATA / name).read_text()
     place = data.draw(st.integers(0, len(text)))
     typed = data.draw(st.text(alphabet='0123456789.-eN/A#"{}[],:\n\t x\x1b', max_size=12))
@@ -514,7 +514,7 @@ def test_edited_files_are_read_or_refused(data: st.DataObject, name: str) -> Non
 
 
 def test_a_heading_without_its_halves_is_refused() -> None:
-    """Say so where the heading names only one time."""
+    """Refuse a heading with only one time."""
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     broken = "\n".join(line.replace("time", "tim", 1) if "algbw" in line else line for line in text.splitlines())
     with pytest.raises(InputError, match="no two halves"):
@@ -533,7 +533,7 @@ def test_what_launchers_put_before_lines_is_ignored() -> None:
 
 
 def printed(style: str, cases: list[Case], time_us: float, ranks: int) -> tuple[list[Row], Imported]:
-    """Print a run in another tool's format and import that."""
+    """Print a run in another tool's format and import it."""
     records = [record for case in cases for record in make_launches([time_us] * 6, case, group_size=ranks)]
     rows = summarise_run(records, make_info(world_size=ranks))
     return rows, load_text(render(rows, style))
@@ -547,7 +547,7 @@ def printed(style: str, cases: list[Case], time_us: float, ranks: int) -> tuple[
     blocks=st.integers(1, 2**16),
 )
 def test_round_trip_through_nccl_tests(operation: str, dtype: str, time_us: float, ranks: int, blocks: int) -> None:
-    """Import what is printed as nccl-tests does, with the same sizes and, but for rounding, the same bandwidths."""
+    """Import our nccl-tests output with the same sizes and rounded bandwidths."""
     entry = OPERATIONS[operation]
     case = make_case(
         operation,
@@ -572,7 +572,7 @@ def test_round_trip_through_nccl_tests(operation: str, dtype: str, time_us: floa
     ranks=st.integers(2, 32),
 )
 def test_round_trip_through_osu(operation: str, time_us: float, in_place: bool, ranks: int) -> None:
-    """Import what is printed as OSU does, with the same sizes and values."""
+    """Import our OSU output with the same sizes and values."""
     entry = OPERATIONS[operation]
     case = make_case(
         operation,
@@ -592,7 +592,7 @@ def test_round_trip_through_osu(operation: str, time_us: float, in_place: bool, 
 
 
 def test_patterns_come_back() -> None:
-    """Keep the pattern, on which the bandwidth depends, and the cadence."""
+    """Keep the pattern and the cadence."""
     case = make_case("bandwidth", pattern="fan-in", root=0, message_bytes=4096, sync="none")
     for style in ("nccl-tests", "osu"):
         (row,), imported = printed(style, [case], 50.0, 4)
@@ -602,7 +602,7 @@ def test_patterns_come_back() -> None:
 
 
 def test_graphs_and_rotated_buffers_come_back() -> None:
-    """Keep both apart from what is isolated and hot."""
+    """Distinguish graphs and rotated buffers from isolated and hot ones."""
     for style in ("nccl-tests", "osu"):
         _, imported = printed(style, [make_case(message_bytes=4096, graph=True, buffers="rotated")], 50.0, 4)
         (back,) = rows_of(imported)
@@ -610,14 +610,14 @@ def test_graphs_and_rotated_buffers_come_back() -> None:
 
 
 def test_groups_that_ran_together_are_no_launches() -> None:
-    """Leave out tables of single groups, which would look like launches of one case."""
+    """Omit tables of single groups."""
     case = make_case(pattern="split:2")
     with pytest.raises(InputError, match="one part of several that ran together"):
         printed("nccl-tests", [case], 50.0, 2)
 
 
 def test_info_names_the_files() -> None:
-    """State tool, version and SHA-256 of every output."""
+    """Record tool, version and SHA-256 of every output."""
     (output,) = load("imb.txt").info["imported"]
     assert ("imb.txt", "Intel MPI Benchmarks", "2021.11", 64) == (
         output["file"],
@@ -628,7 +628,7 @@ def test_info_names_the_files() -> None:
 
 
 def test_records_survive_their_file() -> None:
-    """Read back what was written."""
+    """Read back the written records."""
     for record in load("osu_non_blocking.txt", ranks=2).records:
         written = json.loads(json.dumps(record.to_json()))
         assert written == json.loads(json.dumps(type(record).from_json(written).to_json()))

@@ -1,4 +1,4 @@
-"""Tests of benchmarks/monitoring: the dashboard and the alerts ask for metrics and labels that an export has."""
+"""Tests of benchmarks/monitoring: dashboard and alerts use metrics and labels of an export."""
 
 import configparser
 import json
@@ -24,7 +24,7 @@ VARIABLES: dict[str, dict[str, Any]] = {one["name"]: one for one in DASHBOARD["t
 
 
 def all_values(value: Any) -> Iterator[Any]:
-    """Yield every value in a JSON value, however deep."""
+    """Yield every value in JSON at any depth."""
     yield value
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from all_values(part)
@@ -44,18 +44,18 @@ ASKED = [*queries(), *(rule["expr"] for rule in rules()), *(str(one.get("query")
 
 
 def test_the_dashboard_asks_for_every_metric_there_is_and_no_other() -> None:
-    """Show each metric of an export somewhere."""
+    """Query exactly the metrics of an export."""
     assert set(METRICS) == set(re.findall(r"\bcommbench_\w+", " ".join(queries())))
 
 
 def test_alerts_ask_for_metrics_that_there_are() -> None:
-    """Name only metrics of an export."""
+    """Query only metrics of an export."""
     assert set() == set(re.findall(r"\bcommbench_\w+", " ".join(ASKED))) - set(METRICS)
 
 
 @pytest.mark.parametrize("query", ASKED)
 def test_selectors_and_groupings_name_labels_that_the_metrics_have(query: str) -> None:
-    """Select and group by labels of the very metrics in the query."""
+    """Select and group by labels of the queried metrics."""
     for name, selector in re.findall(r"(commbench_\w+)\{([^}]*)\}", query):
         known = {"benchmark", *METRICS[name].labels, *ADDED}
         assert set() == set(re.findall(r"(\w+)(?:=~|!=|!~|=)", selector)) - known
@@ -65,7 +65,7 @@ def test_selectors_and_groupings_name_labels_that_the_metrics_have(query: str) -
 
 
 def test_legends_and_summaries_name_labels_that_the_metrics_have() -> None:
-    """Leave no placeholder empty."""
+    """Use only placeholders of existing labels."""
     shown = [(t["expr"], t["legendFormat"]) for panel in DASHBOARD["panels"] for t in panel.get("targets", ())]
     shown += [(rule["expr"], rule["annotations"]["summary"]) for rule in rules()]
     for query, text in shown:
@@ -75,7 +75,7 @@ def test_legends_and_summaries_name_labels_that_the_metrics_have() -> None:
 
 
 def test_variables_of_queries_are_defined() -> None:
-    """Use only variables that the dashboard lets one choose, and its data source everywhere."""
+    """Use only defined variables, and the dashboard's data source."""
     text = json.dumps(DASHBOARD)
     used = set(re.findall(r"\$\{?([a-z]\w*)\}?", text))
     assert set(VARIABLES) == used
@@ -85,7 +85,7 @@ def test_variables_of_queries_are_defined() -> None:
 
 
 def test_the_dashboard_has_the_form_that_grafana_imports() -> None:
-    """Have what the classic dashboard schema asks for: numbered panels within 24 columns that do not overlap."""
+    """Follow the classic schema: numbered panels within 24 columns without overlap."""
     assert 36 <= DASHBOARD["schemaVersion"] <= 42
     assert "id" not in DASHBOARD, "Grafana gives the number itself"
     panels = DASHBOARD["panels"]
@@ -105,7 +105,7 @@ def test_the_dashboard_has_the_form_that_grafana_imports() -> None:
 
 
 def test_an_installed_commbench_has_them() -> None:
-    """Ship both files."""
+    """Install both files."""
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
     (pattern,) = settings["options.data_files"]["share/commbench/benchmarks/monitoring"].split(",")
@@ -117,7 +117,7 @@ def test_an_installed_commbench_has_them() -> None:
 
 @pytest.fixture(scope="module")
 def promtool() -> str:
-    """Prometheus' own checker; the test is skipped where there is none."""
+    """Return Prometheus' checker; skip without it."""
     found = shutil.which("promtool")
     if found is None:
         pytest.skip("needs promtool: Debian's package prometheus")
@@ -125,13 +125,13 @@ def promtool() -> str:
 
 
 def run_promtool(promtool: str, *arguments: str | Path) -> tuple[int, str]:
-    """Return how promtool ended and what it said."""
+    """Return promtool's exit code and output."""
     done = subprocess.run([promtool, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
 def test_prometheus_understands_the_alerts_and_every_query(promtool: str, tmp_path: Path) -> None:
-    """Parse the alerts, and the queries of the dashboard as recording rules with something chosen."""
+    """Pass the alerts and all queries through promtool."""
     chosen = [re.sub(r"\$\{?\w+\}?", ".*", query) for query in queries()]
     recorded = [{"record": f"query:{number}", "expr": expr} for number, expr in enumerate(chosen)]
     file = tmp_path / "queries.yml"
@@ -142,7 +142,7 @@ def test_prometheus_understands_the_alerts_and_every_query(promtool: str, tmp_pa
 
 
 def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
-    """Feed series to the rules: an interval above last week's, equal ones, wrong data, a slow host, an old run."""
+    """Fire for a slower interval, wrong data, a slow host and an old run, not for equal intervals."""
     case = 'benchmark="nightly",backend="gloo",operation="all_reduce",message_bytes="{}"'
     slower, equal = case.format(8), case.format(64)
     series = {  # a value a day

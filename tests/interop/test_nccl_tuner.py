@@ -18,7 +18,7 @@ RAN = {"auto": "ring/simple/4ch", "tree": "tree/ll/2ch", "ring/ll": "ring/ll/2ch
 
 
 def measured(times_us: dict[tuple[int, str], float], **changes: Any) -> list[Record]:
-    """Records of all_reduce over NCCL, by size and what was asked for, of a case that is changed."""
+    """Return records of an NCCL all_reduce by size and requested algorithm."""
     return [
         record
         for (size, algorithm), time_us in times_us.items()
@@ -31,12 +31,12 @@ def measured(times_us: dict[tuple[int, str], float], **changes: Any) -> list[Rec
 
 
 def rows(*measurements: list[Record]) -> list[Row]:
-    """The rows of one run."""
+    """Return the rows of one run."""
     return summarise_run([record for records in measurements for record in records], make_info())
 
 
 def choices(*measurements: list[Record]) -> list[str]:
-    """What the rules of one run choose."""
+    """Return the rules made from one run."""
     return [str(rule.choice) for rule in rules_of(rows(*measurements))]
 
 
@@ -54,7 +54,7 @@ TIMES = {
 
 
 def test_ranges_meet_in_the_middle_and_equals_are_one() -> None:
-    """Rule where something was surely faster, between sizes up to the middle, and nowhere else."""
+    """Write a rule where an algorithm was clearly faster, up to the middle between sizes."""
     first, second = rules_of(rows(measured(TIMES)))
     assert ("all_reduce", 1 * KIB, 3 * KIB, "tree/ll/2ch") == (
         first.operation,
@@ -67,12 +67,12 @@ def test_ranges_meet_in_the_middle_and_equals_are_one() -> None:
 
 
 def test_without_the_library_s_own_choice_there_is_no_rule() -> None:
-    """Say nothing where nobody knows what NCCL would do by itself."""
+    """Write no rule without a measurement of NCCL's own choice."""
     assert [] == choices(measured({key: time for key, time in TIMES.items() if key[1] != "auto"}))
 
 
 def test_channels_that_nobody_knows_are_no_rule() -> None:
-    """Leave to the plugin nothing that it would take for one channel, whatever algorithm was asked for."""
+    """Write no rule without a known number of channels."""
     assert [] == choices(measured({(KIB, "auto"): 20.0, (KIB, "nvls/simple"): 10.0}))
     assert ["ring/ll/2ch"] == choices(measured({(KIB, "auto"): 20.0, (KIB, "ring/ll"): 10.0}))
 
@@ -89,12 +89,12 @@ def test_channels_that_nobody_knows_are_no_rule() -> None:
     ],
 )
 def test_only_what_is_alike_is_compared(other: dict[str, Any]) -> None:
-    """Make no rule of what was measured in another way than NCCL's own choice, and was faster for that."""
+    """Write no rule from cases measured differently from NCCL's own choice."""
     assert [] == choices(measured({(KIB, "auto"): 20.0}), measured({(KIB, "tree"): 10.0}, **other))
 
 
 def test_a_rule_is_for_all_that_the_plugin_cannot_tell_apart() -> None:
-    """Make one rule of several types and backends: what is faster in each where it was tried, and no other."""
+    """Write one rule for types and backends that the plugin cannot distinguish, if it is faster in each."""
     both = {(KIB, "auto"): 20.0, (KIB, "tree"): 10.0, (KIB, "ring/ll"): 12.0}
     half = {(KIB, "auto"): 20.0, (KIB, "tree"): 21.0, (KIB, "ring/ll"): 11.0}
     assert ["ring/ll/2ch"] == choices(measured(both), measured(half, dtype="float16"))
@@ -104,7 +104,7 @@ def test_a_rule_is_for_all_that_the_plugin_cannot_tell_apart() -> None:
 
 
 def test_the_file_is_what_the_plugin_reads(tmp_path: Path) -> None:
-    """Write a line for each rule, and nothing else that the plugin would take for one; refuse what shows nothing."""
+    """Write one line per rule and nothing else; refuse a run without rules."""
     for name, records in (("shown", measured(TIMES)), ("not", measured({(KIB, "auto"): 20.0}))):
         write_run(tmp_path / name, records, **make_info())
     path = write_nccl_tuner(load_run(tmp_path / "shown"), None)
@@ -120,7 +120,7 @@ def test_the_file_is_what_the_plugin_reads(tmp_path: Path) -> None:
 
 
 def test_ranks_that_share_a_gpu_rule_nothing(tmp_path: Path) -> None:
-    """Refuse to make rules for an interconnect of what went over sockets between time slices."""
+    """Refuse to write rules from ranks that shared a GPU."""
     write_run(tmp_path / "shared", measured(TIMES), **make_info(ranks_per_gpu=2))
     with pytest.raises(InputError, match=r"The ranks of run shared shared a GPU, .* with a GPU for each rank"):
         write_nccl_tuner(load_run(tmp_path / "shared"), None)

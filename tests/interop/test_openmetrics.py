@@ -1,4 +1,4 @@
-"""Tests of runs as metrics: what is said of them, and text that Prometheus' own tools and parsers read."""
+"""Tests of runs as metrics: their content, and text that Prometheus' tools and parsers accept."""
 
 import re
 import shutil
@@ -30,18 +30,18 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\\n]|\\[\\"n])*)"')
 def make_run(
     records: tuple[Record, ...] | list[Record] = (), training: list[TrainingRecord] | None = None, **info: object
 ) -> Run:
-    """Return a run that has not been written anywhere."""
+    """Return a run held in memory."""
     stated = make_info(started="2026-11-21T11:08:59+00:00", status="complete", **info)
     return Run(path=Path("mine"), info=stated, records=tuple(records), training_records=tuple(training or ()))
 
 
 def values(samples: list[Sample], name: str) -> dict[tuple[str, ...], float]:
-    """Return the values of a metric by its labels' values."""
+    """Return the values of a metric by its labels."""
     return {tuple(sample.labels.values()): sample.value for sample in samples if sample.name == name}
 
 
 def parse(text: str) -> list[tuple[str, dict[str, str], float]]:
-    """Return name, labels and value of each sample as both formats define a line; fail at any other line."""
+    """Return name, labels and value of each sample; fail on an invalid line."""
     found = []
     for line in text.splitlines():
         if line.startswith("# "):
@@ -72,7 +72,7 @@ def test_times_are_in_seconds_and_bandwidths_in_bytes() -> None:
 
 
 def test_intervals_are_those_of_the_row() -> None:
-    """Give the ends of the interval that collectives.csv has."""
+    """Return the interval of collectives.csv."""
     run = make_run(make_launches(STEADY))
     (row,), samples = run.rows, metrics_of(run)
     for end, stated in (("low", row.time_us_ci_low), ("high", row.time_us_ci_high)):
@@ -82,7 +82,7 @@ def test_intervals_are_those_of_the_row() -> None:
 
 
 def test_a_case_without_a_time_says_so() -> None:
-    """Give wrong and hung cases no bandwidth, count them, and mark them as not ok."""
+    """Give wrong and hung cases no bandwidth, count them, and mark them not ok."""
     hung, wrong = make_case(message_bytes=8), make_case(message_bytes=64)
     records = [make_record(hung, status="hung", reason="rank 1"), *make_launches([5.0] * 6, wrong, status="wrong")]
     samples = metrics_of(make_run([*records, *make_launches(STEADY)]))
@@ -95,7 +95,7 @@ def test_a_case_without_a_time_says_so() -> None:
 
 
 def test_cases_that_differ_in_little_are_told_apart() -> None:
-    """Name in ``variant`` what is not the default, and the start of ranks only where nothing else differs."""
+    """Name non-default settings in ``variant``, and the start method only if nothing else differs."""
     cases = [
         make_case(),
         make_case(in_place=False),
@@ -117,14 +117,14 @@ def test_cases_that_differ_in_little_are_told_apart() -> None:
 
 
 def test_groups_of_a_pattern_have_a_series_each() -> None:
-    """Tell apart groups that ran at the same time."""
+    """Give each concurrent group its own series."""
     records = make_grouped(make_case(pattern="split:2"), {"0-1": STEADY, "2-3": STEADY})
     found = values(metrics_of(make_run(records, world_size=4)), "commbench_collective_seconds")
     assert ["0-1", "2-3"] == [labels[3] for labels in found]
 
 
 def test_the_slow_host_is_said_once_at_its_worst() -> None:
-    """Name the slow host of a kept run with the larger of the factors over both backends."""
+    """Name a slow host once, with the larger factor of both backends."""
     run = load_run(RESULTS / "matrix_slow_host_xeon2core_20261121")
     samples = metrics_of(run)
     worst = max(straggler.factor for straggler in straggler_findings(run).stragglers)
@@ -133,7 +133,7 @@ def test_the_slow_host_is_said_once_at_its_worst() -> None:
 
 
 def test_nothing_slow_is_still_said() -> None:
-    """Say how many were compared where none is slow, so that none is not mistaken for unknown."""
+    """State the number of comparisons if nothing is slow."""
     run = Run(path=Path("mine"), info=make_hosts(4), records=tuple(make_matrix(4)))
     samples = metrics_of(run)
     assert not values(samples, "commbench_slow_factor_ratio")
@@ -141,7 +141,7 @@ def test_nothing_slow_is_still_said() -> None:
 
 
 def test_the_recommendation_of_a_kept_run() -> None:
-    """Give the verdict, the setting and the speedup with its interval, as recommendation.json has them."""
+    """Return verdict, setting and speedup with interval of recommendation.json."""
     run = load_run(RESULTS / KEPT[0])
     samples, stated = metrics_of(run), run.recommendation
     assert stated is not None
@@ -153,7 +153,7 @@ def test_the_recommendation_of_a_kept_run() -> None:
 
 
 def test_when_the_run_began_is_a_value() -> None:
-    """Give Unix time, of which an alert can take the age."""
+    """Return the start in Unix time."""
     samples = metrics_of(make_run(make_launches(STEADY)))
     assert {(): 1795259339.0} == values(samples, "commbench_run_start_timestamp_seconds")
     assert {(): 1.0} == values(samples, "commbench_run_complete")
@@ -164,7 +164,7 @@ def test_when_the_run_began_is_a_value() -> None:
 
 @pytest.mark.parametrize("name", KEPT)
 def test_lines_are_well_formed_and_no_series_comes_twice(name: str) -> None:
-    """Write every sample with the labels of its metric; the collector refuses a file with a series twice."""
+    """Write every sample with its metric's labels, and no series twice."""
     text = render_openmetrics(metrics_of(load_run(RESULTS / name)), benchmark="nightly")
     found = parse(text)
     assert all(("benchmark", *METRICS[metric].labels) == tuple(labels) for metric, labels, _ in found)
@@ -176,7 +176,7 @@ def test_lines_are_well_formed_and_no_series_comes_twice(name: str) -> None:
 
 
 def test_labels_are_escaped() -> None:
-    """Read back a workload whose name has quotes, backslashes and line feeds."""
+    """Escape quotes, backslashes and line feeds in labels."""
     name = 'C:\\new "model"\n} 1\ncommbench_run_complete{'
     run = make_run(training=make_training_launches([20.0] * 6, make_training_case(workload=name)))
     found = parse(render_openmetrics(metrics_of(run), benchmark='a"b'))
@@ -185,7 +185,7 @@ def test_labels_are_escaped() -> None:
 
 
 def test_numbers_keep_their_digits() -> None:
-    """Write ten digits of Unix time, and small times without losing any that matter."""
+    """Keep ten digits of Unix time and the significant digits of small times."""
     samples = [
         Sample(name="commbench_run_start_timestamp_seconds", labels={}, value=1795259339.0),
         Sample(name="commbench_run_complete", labels={}, value=3.6123456e-7),
@@ -194,7 +194,7 @@ def test_numbers_keep_their_digits() -> None:
 
 
 def test_prometheus_own_library_reads_it_as_openmetrics() -> None:
-    """Let the strict parser of Prometheus' client library read a whole run."""
+    """Pass Prometheus' strict parser with a whole run."""
     parser = pytest.importorskip("prometheus_client.openmetrics.parser", reason="needs prometheus-client")
     text = render_openmetrics(metrics_of(load_run(RESULTS / KEPT[0])), benchmark="nightly")
     families = {family.name: len(family.samples) for family in parser.text_string_to_metric_families(text)}
@@ -203,7 +203,7 @@ def test_prometheus_own_library_reads_it_as_openmetrics() -> None:
 
 @pytest.mark.parametrize("name", KEPT)
 def test_promtool_finds_nothing_wrong(name: str) -> None:
-    """Let Prometheus' own checker look at names, help and values."""
+    """Pass promtool's check of names, help and values."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool: Debian's package prometheus")
@@ -218,7 +218,7 @@ def test_promtool_finds_nothing_wrong(name: str) -> None:
 
 
 def test_the_file_is_for_others_to_read(tmp_path: Path) -> None:
-    """Leave one file that every user may read, under its name or that of the suite, and nothing beside it."""
+    """Write one file readable by every user, under its name or the suite's."""
     run = make_run(make_launches(STEADY))
     given = write_openmetrics(run, tmp_path / "commbench_nightly.prom")
     chosen = write_openmetrics(run, tmp_path)
@@ -229,7 +229,7 @@ def test_the_file_is_for_others_to_read(tmp_path: Path) -> None:
 
 
 def test_it_is_replaced_at_once(tmp_path: Path) -> None:
-    """Let whoever has the old file open read on in it: the new one comes by renaming."""
+    """Replace the file by renaming."""
     file = write_openmetrics(make_run(make_launches(STEADY)), tmp_path / "a.prom")
     with file.open() as old:
         write_openmetrics(make_run(make_launches([9 * time for time in STEADY])), file)
@@ -241,6 +241,6 @@ def test_it_is_replaced_at_once(tmp_path: Path) -> None:
     ("out", "said"), [("a.txt", "only names that end in .prom"), ("missing/a.prom", "cannot be used")]
 )
 def test_a_place_that_will_not_do_is_refused(tmp_path: Path, out: str, said: str) -> None:
-    """Refuse a name that the collector does not read, and a directory that is not there."""
+    """Refuse a file name that the collector ignores, and a missing directory."""
     with pytest.raises(InputError, match=said):
         write_openmetrics(make_run(make_launches(STEADY)), tmp_path / out)

@@ -20,7 +20,7 @@ BEGAN = "2026-11-21T11:08:59+00:00"
 
 
 def make_run(records: list[Record], training: list[TrainingRecord] | None = None, **info: Any) -> Run:
-    """Return a run that has not been written anywhere."""
+    """Return a run held in memory."""
     stated = make_info(started=BEGAN, status="complete", **info)
     return Run(path=Path("mine"), info=stated, records=tuple(records), training_records=tuple(training or ()))
 
@@ -43,7 +43,7 @@ def points(trial: Trial, metric: str) -> dict[int, float]:
 
 
 def test_a_curve_is_a_trial_whose_steps_are_sizes() -> None:
-    """Order a curve's times by message size, and name it by what does not change along it."""
+    """Order a curve's times by message size, and name it by its constant fields."""
     run = make_both()
     trial = next(trial for trial in trials_of(run) if trial.settings.get("operation") == "all_reduce")
     times = {row.message_bytes: row.time_us for row in run.rows if row.status == "ok"}
@@ -55,7 +55,7 @@ def test_a_curve_is_a_trial_whose_steps_are_sizes() -> None:
 
 
 def test_a_configuration_is_a_trial_with_its_losses() -> None:
-    """Give the columns of ddp.csv at step 0, and the loss of every step."""
+    """Return the columns of ddp.csv at step 0, and the loss of every step."""
     run = make_both()
     row = next(row for row in run.training_rows if row.hook == "topk")
     trial = next(trial for trial in trials_of(run) if trial.settings.get("hook") == "topk:0.01")
@@ -66,7 +66,7 @@ def test_a_configuration_is_a_trial_with_its_losses() -> None:
 
 
 def test_losses_are_medians_over_launches_that_made_the_step() -> None:
-    """Take the middle of the launches at each step, of fewer where some are shorter; fresh launches do not count."""
+    """Return the median loss over the launches of a step, without confirmations."""
     case = make_training_case()
     losses = [[3.0, 2.0], [3.2, 2.4, 1.0], [3.1, 2.2, 1.2]]
     records = [make_training_record(case, launch=number, losses=each) for number, each in enumerate(losses)]
@@ -76,13 +76,13 @@ def test_losses_are_medians_over_launches_that_made_the_step() -> None:
 
 
 def test_what_has_no_time_is_a_trial_that_says_so() -> None:
-    """Keep a hung case, without points."""
+    """Keep a hung case without points."""
     (hung,) = [trial for trial in trials_of(make_both()) if trial.notes["status"] == "hung"]
     assert ("broadcast", []) == (hung.settings["operation"], list(hung.points))
 
 
 def test_names_tell_trials_apart() -> None:
-    """Give every trial of a run a name of its own."""
+    """Give every trial of a run its own name."""
     names = [trial.name for trial in trials_of(make_both())]
     assert len(names) == len(set(names))
 
@@ -91,7 +91,7 @@ def test_names_tell_trials_apart() -> None:
 
 
 def test_tensorboard_reads_curves_and_hyperparameters(tmp_path: Path) -> None:
-    """Read back times by message size and the settings of a configuration with TensorBoard's own readers."""
+    """Read times by message size and settings back with TensorBoard's readers."""
     loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard")
     from tensorboard.plugins.hparams import plugin_data_pb2
 
@@ -113,7 +113,7 @@ def test_tensorboard_reads_curves_and_hyperparameters(tmp_path: Path) -> None:
 
 
 def test_tensorboard_files_are_replaced_and_others_kept(tmp_path: Path) -> None:
-    """Export twice and find one file a trial, beside what somebody else has put there."""
+    """Replace each trial's file on a second export, and keep foreign files."""
     pytest.importorskip("tensorboard", reason="needs tensorboard")
     run = make_both()
     folder = write_tensorboard(run, tmp_path)
@@ -129,7 +129,7 @@ def test_tensorboard_files_are_replaced_and_others_kept(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """MLflow, whose files in the working directory go to a temporary directory."""
+    """Return MLflow, with its working files in a temporary directory."""
     module = pytest.importorskip("mlflow", reason="needs mlflow")
     pytest.importorskip("sqlalchemy", reason="needs MLflow's own store, which mlflow-skinny lacks")
     before = Path.cwd()
@@ -140,7 +140,7 @@ def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def store(mlflow: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new store with one run, logged once: creating the tables of a store takes seconds."""
+    """Return a store with one run logged once, because creating its tables takes seconds."""
     assert mlflow is not None
     path = tmp_path_factory.mktemp("store") / "runs.db"
     assert f"sqlite:///{path}" == write_mlflow(make_both(), path)
@@ -150,7 +150,7 @@ def store(mlflow: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.filterwarnings("ignore")  # warnings of MLflow's dependencies
 @pytest.mark.slow
 def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, store: Path) -> None:
-    """Read back the conditions of the parent, and the settings and curves of its children."""
+    """Read back the parent's conditions, and the children's settings and curves."""
     run = make_both()
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{store}")
     number = client.get_experiment_by_name("commbench").experiment_id
@@ -169,7 +169,7 @@ def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, store: Pat
 
 @pytest.mark.filterwarnings("ignore")  # as above
 def test_mlflow_takes_a_run_once(store: Path, tmp_path: Path) -> None:
-    """Refuse to log a run again, and log another run of the same name that began at another time."""
+    """Refuse a run logged before, and log another run of the same name."""
     copy = shutil.copy(store, tmp_path / "runs.db")
     run = make_run([])
     with pytest.raises(InputError, match="already"):
@@ -180,7 +180,7 @@ def test_mlflow_takes_a_run_once(store: Path, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # as above
 def test_mlflow_takes_an_imported_run_once(mlflow: Any, store: Path, tmp_path: Path) -> None:
-    """Identify and date a run by its import if it does not state when it was measured."""
+    """Identify and date an imported run by its import."""
     copy = shutil.copy(store, tmp_path / "runs.db")
     run = make_run([])
     info = {name: value for name, value in run.info.items() if name != "started"}
@@ -195,7 +195,7 @@ def test_mlflow_takes_an_imported_run_once(mlflow: Any, store: Path, tmp_path: P
 
 @pytest.mark.filterwarnings("ignore")  # as above
 def test_a_store_that_mlflow_cannot_use_is_refused(mlflow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say in a sentence what MLflow says about an address."""
+    """Quote MLflow's error about an address in one sentence."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://here")
     mlflow.set_tracking_uri(None)
     with pytest.raises(InputError, match="MLflow cannot log to nonsense://here"):

@@ -13,6 +13,8 @@ from commbench.collectives.cases import Case, Sweep
 from commbench.errors import InputError, LaunchError
 from commbench.results import load_run
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:

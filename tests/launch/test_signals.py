@@ -15,6 +15,8 @@ from commbench.launch import ledger
 from commbench.launch.signals import Interrupts
 from commbench.results import Store
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Tests of how the tuning gets into the processes of a training, with a stand-in for torch and with torch itself."""
+"""Tests of attaching live tuning to training processes, with a stand-in for torch and with torch."""
 
 import os
 import statistics
@@ -45,7 +45,7 @@ DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 def run_python(
     home: Path, script: str, fakes: Mapping[str, str] = FAKES, *, flags: tuple[str, ...] = (), **environ: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a script in a Python that sees our directory, ``home`` and the fakes there, as a process of a training."""
+    """Run a script as a training process: in a Python that sees our directory, ``home`` and its fakes."""
     for name, text in fakes.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
@@ -66,7 +66,7 @@ def run_python(
 
 
 def test_a_model_is_taken_when_it_is_complete(tmp_path: Path) -> None:
-    """Hand over each DDP object once, made with positional or keyword arguments or by a subclass."""
+    """Attach to each DDP object once, with positional or keyword arguments, or of a subclass."""
     script = """
 class Own(DDP):
     def __init__(self, module):
@@ -84,7 +84,7 @@ DDP(1), DDP(module=2, bucket_cap_mb=3), Own(4)
 
 
 def test_a_constructor_that_raises_is_as_without_us(tmp_path: Path) -> None:
-    """Let DDP's own error through, and hand nothing over."""
+    """Raise DDP's own error, and attach nothing."""
     done = run_python(tmp_path, f"{DDP}DDP(None)")
     assert 1 == done.returncode
     assert "" == done.stdout
@@ -92,20 +92,20 @@ def test_a_constructor_that_raises_is_as_without_us(tmp_path: Path) -> None:
 
 
 def test_the_signature_stays(tmp_path: Path) -> None:
-    """Show frameworks that inspect the constructor the parameters that it takes."""
+    """Keep the signature of DDP's constructor for inspection."""
     done = run_python(tmp_path, f"{DDP}import inspect; print(inspect.signature(DDP))")
     assert "(module, device_ids=None, *, bucket_cap_mb=None)" == done.stdout.strip()
 
 
 def test_nothing_is_loaded_before_a_model_is_made(tmp_path: Path) -> None:
-    """Import torch's module without commbench: launchers and data loaders do so, too."""
+    """Import torch's module without importing commbench."""
     done = run_python(tmp_path, f"{DDP}import sys; print('commbench' in sys.modules)")
     assert ("False\n", "", 0) == (done.stdout, done.stderr, done.returncode)
 
 
 @pytest.mark.parametrize("environ", [{}, {"RANK": "0"}, {"RANK": "0", "SLURM_PROCID": "3"}])
 def test_an_engine_that_is_not_tuned_is_named_once(tmp_path: Path, environ: dict[str, str]) -> None:
-    """Print the reason in one line on stderr, from rank 0."""
+    """Print the reason in one line on stderr, on rank 0."""
     script = "from deepspeed.runtime.engine import DeepSpeedEngine as E\nE(), E()"
     done = run_python(tmp_path, script, **environ)
     assert "commbench: the training is not tuned, because it is no DDP model.\n" == done.stderr
@@ -114,13 +114,13 @@ def test_an_engine_that_is_not_tuned_is_named_once(tmp_path: Path, environ: dict
 
 @pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"])
 def test_other_ranks_are_silent(tmp_path: Path, name: str) -> None:
-    """Print no reason on another rank."""
+    """Print no reason on other ranks."""
     script = "from deepspeed.runtime.engine import DeepSpeedEngine as E\nE()"
     assert "" == run_python(tmp_path, script, **{name: "1"}).stderr
 
 
 def test_a_python_without_commbench_trains_on(tmp_path: Path) -> None:
-    """Name the Python and the reason in one line, however many models are made."""
+    """Name the Python and the reason in one line, once for any number of models."""
     fakes = FAKES | {"commbench/__init__.py": "raise ImportError('no such wheel')"}
     done = run_python(tmp_path, f"{DDP}DDP(1), DDP(2); print('trained')", fakes)
     assert ("trained\n", 0) == (done.stdout, done.returncode)
@@ -130,7 +130,7 @@ def test_a_python_without_commbench_trains_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [("-I",), ("-E",), ("-S",)])
 def test_flags_that_turn_it_off_are_harmless(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """Start a Python that ignores PYTHONPATH or runs no sitecustomize."""
+    """Train unchanged in a Python that ignores PYTHONPATH or sitecustomize."""
     done = run_python(tmp_path, "import sys; print([type(f).__name__ for f in sys.meta_path])", flags=flags)
     assert "'Finder'" not in done.stdout
     assert ("", 0) == (done.stderr, done.returncode)
@@ -140,7 +140,7 @@ def test_flags_that_turn_it_off_are_harmless(tmp_path: Path, flags: tuple[str, .
 
 
 def test_the_site_customises_as_without_us(tmp_path: Path) -> None:
-    """Run the site's own sitecustomize, which takes its usual place; our directory is off the path."""
+    """Run the site's own sitecustomize, and remove our directory from the path."""
     own = {"sitecustomize.py": "print('own', __name__)\nvalue = 5"}
     script = "import sys, sitecustomize; print(sitecustomize.value, sitecustomize.__file__); print(sys.path[1])"
     done = run_python(tmp_path, script, own)
@@ -150,16 +150,16 @@ def test_the_site_customises_as_without_us(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["import absent_module", "raise ValueError('broken')", "raise SystemExit(3)"])
 def test_errors_of_the_site_are_reported_by_python(tmp_path: Path, text: str) -> None:
-    """Compare with the same Python without us: its message, and how it ends."""
+    """Report errors of the site's sitecustomize as Python does without us."""
     own = {"sitecustomize.py": text}
-    ours = run_python(tmp_path, "print('on')", own)
-    theirs = run_python(tmp_path, "print('on')", own, PYTHONPATH=str(tmp_path))
-    assert theirs.stderr.splitlines()[-1] == ours.stderr.splitlines()[-1]
-    assert (theirs.stdout, theirs.returncode) == (ours.stdout, ours.returncode)
+    with_hook = run_python(tmp_path, "print('on')", own)
+    without_hook = run_python(tmp_path, "print('on')", own, PYTHONPATH=str(tmp_path))
+    assert without_hook.stderr.splitlines()[-1] == with_hook.stderr.splitlines()[-1]
+    assert (without_hook.stdout, without_hook.returncode) == (with_hook.stdout, with_hook.returncode)
 
 
 def test_without_the_variable_only_the_site_is_customised(tmp_path: Path) -> None:
-    """Install no hook in a process that our variable does not reach."""
+    """Install no hook without our variable."""
     script = "import sys; print(type(sys.meta_path[0]).__name__)"
     done = run_python(tmp_path, script, {"sitecustomize.py": "print('own')"}, **{VARIABLE: ""})
     assert "own" == done.stdout.splitlines()[0]
@@ -167,7 +167,7 @@ def test_without_the_variable_only_the_site_is_customised(tmp_path: Path) -> Non
 
 
 def test_a_process_that_trains_nothing_hardly_pays(tmp_path: Path) -> None:
-    """Start a bare Python with and without us, in turn: the difference is far below the start itself."""
+    """Add little to the start of a Python that trains nothing."""
     times: dict[str, list[float]] = {str(tmp_path): [], f"{SITE}{os.pathsep}{tmp_path}": []}
     for _ in range(25):
         for path, measured in times.items():
@@ -203,7 +203,7 @@ FullyShardedDataParallel(torch.nn.Linear(2, 2), device_id=torch.device("cpu"))
 
 
 def test_a_real_training_that_is_not_tuned_is_untouched(tmp_path: Path) -> None:
-    """Train on one rank as without us, and use both kinds of FSDP: a line for each reason, and no run."""
+    """Train one rank, and both types of FSDP, unchanged, with a line per reason and no run."""
     pytest.importorskip("torch")
     options = LiveOptions(out=str(tmp_path / "out"), workload="train.py")
     path = os.pathsep.join([str(SITE), str(Path(__file__).parents[2])])
@@ -221,7 +221,7 @@ def test_a_real_training_that_is_not_tuned_is_untouched(tmp_path: Path) -> None:
 
 
 def test_engines_are_named_by_their_packages() -> None:
-    """Name the engines by the packages of their classes, also of a class that is derived from one."""
+    """Name engines by their classes' packages, also for derived classes."""
     attach = pytest.importorskip("commbench.live.attach")
     engine = type("Engine", (), {"__module__": "deepspeed.runtime.engine"})
     own = type("Own", (engine,), {"__module__": "train"})
@@ -232,7 +232,7 @@ def test_engines_are_named_by_their_packages() -> None:
 
 
 def test_a_tuning_that_cannot_begin_is_a_clause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return the reason instead of raising it, when the variable holds something else."""
+    """Return the reason instead of raising if the variable is invalid."""
     attach = pytest.importorskip("commbench.live.attach")
     monkeypatch.setenv(VARIABLE, "{}")
     reason = attach.take(object.__new__(attach.DistributedDataParallel))
@@ -240,7 +240,7 @@ def test_a_tuning_that_cannot_begin_is_a_clause(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave a model alone whose DDP cannot be made without communication, and name the version that can."""
+    """Leave the model untuned if DDP cannot skip communication, and name the version that can."""
     torch = pytest.importorskip("torch")
     switching = pytest.importorskip("commbench.live.switching")
     model = SimpleNamespace(

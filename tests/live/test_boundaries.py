@@ -1,4 +1,4 @@
-"""Where an optimiser step begins in a person's loop, and that its times are read without waiting inside a step."""
+"""Tests of step boundaries in a person's loop, and of reading times without waiting inside a step."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -17,13 +17,13 @@ BATCH, WIDTH = 4, 3
 
 @pytest.fixture
 def model() -> Any:
-    """Return a small model; boundaries look at any module."""
+    """Return a small model."""
     return torch.nn.Linear(WIDTH, WIDTH)
 
 
 @pytest.fixture
 def steps(model: Any) -> Iterator[list[Step]]:
-    """Collect the steps that begin."""
+    """Return the list of begun steps."""
     begun: list[Step] = []
     boundaries = Boundaries(model, lambda _, step: begun.append(step))
     yield begun
@@ -31,7 +31,7 @@ def steps(model: Any) -> Iterator[list[Step]]:
 
 
 def backward(model: Any) -> None:
-    """Make a forward and a backward pass."""
+    """Run a forward and a backward pass."""
     model(torch.ones(BATCH, WIDTH)).sum().backward()
 
 
@@ -41,7 +41,7 @@ def sgd(model: Any) -> Any:
 
 
 def test_a_step_begins_after_the_optimiser(model: Any, steps: list[Step]) -> None:
-    """Count two passes of accumulation as one step, with their losses and their batch."""
+    """Count two accumulation passes as one step, with losses and batch."""
     optimizer = sgd(model)
     for _ in range(3):
         backward(model)
@@ -53,7 +53,7 @@ def test_a_step_begins_after_the_optimiser(model: Any, steps: list[Step]) -> Non
 
 
 def test_a_skipped_step_ends_where_gradients_are_released(model: Any, steps: list[Step]) -> None:
-    """Begin a step after a GradScaler has skipped the optimiser and the loop has released the gradients."""
+    """Start a step at the release of gradients if a GradScaler skipped the optimiser."""
     optimizer = sgd(model)
     for _ in range(3):
         backward(model)
@@ -62,7 +62,7 @@ def test_a_skipped_step_ends_where_gradients_are_released(model: Any, steps: lis
 
 
 def test_two_forward_passes_without_a_backward_are_one_step(model: Any, steps: list[Step]) -> None:
-    """Take released gradients for the begin of a step only after a backward pass."""
+    """Start a step at released gradients only after a backward pass."""
     model(torch.ones(BATCH, WIDTH))
     backward(model)
     assert [2] == [step.passes for step in steps]
@@ -70,7 +70,7 @@ def test_two_forward_passes_without_a_backward_are_one_step(model: Any, steps: l
 
 @pytest.mark.parametrize("evaluate", ["eval", "no_grad"])
 def test_evaluation_is_no_step(model: Any, steps: list[Step], evaluate: str) -> None:
-    """Ignore forward passes in evaluation mode and those without gradients."""
+    """Ignore forward passes in evaluation mode and without gradients."""
     optimizer = sgd(model)
     backward(model)
     optimizer.step()
@@ -85,7 +85,7 @@ def test_evaluation_is_no_step(model: Any, steps: list[Step], evaluate: str) -> 
 
 
 def test_the_optimiser_of_another_model_begins_no_step(model: Any, steps: list[Step]) -> None:
-    """Look only at optimisers that have parameters of the model."""
+    """Watch only optimisers with parameters of the model."""
     other = torch.nn.Linear(WIDTH, WIDTH)
     backward(model)
     backward(other)
@@ -95,7 +95,7 @@ def test_the_optimiser_of_another_model_begins_no_step(model: Any, steps: list[S
 
 
 def test_closing_leaves_nothing(model: Any) -> None:
-    """Remove every hook, and give torch its own backward function back, also after two were open."""
+    """Remove every hook and restore torch's backward function, also after two boundaries."""
     before = torch.autograd.backward
     first, second = (Boundaries(model, lambda *_: None) for _ in range(2))
     first.close()
@@ -106,7 +106,7 @@ def test_closing_leaves_nothing(model: Any) -> None:
 
 
 class Event:
-    """Stands in for an event of a GPU; counts how often the host has waited."""
+    """Stands in for a GPU event, and counts the host's waits."""
 
     waits = 0
 
@@ -123,7 +123,7 @@ class Event:
 
 
 def test_no_step_waits_for_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record events at boundaries, and read them only where the times of a block are asked for."""
+    """Record events at boundaries, and read them only when a block's times are requested."""
     made: list[Event] = []
 
     def clock() -> Event:

@@ -1,4 +1,4 @@
-"""Tests of ``commbench tune -- COMMAND`` around the training: refusals, start, signals, output and exit codes."""
+"""Tests of ``commbench tune -- COMMAND``: refusals, start, signals, output and exit codes."""
 
 import contextlib
 import dataclasses
@@ -43,13 +43,13 @@ Started = Callable[..., tuple[list[str], dict[str, str]]]
 
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LiveOptions:
-    """Options of a tuning whose results go below the test's directory."""
+    """Return options of a tuning with results below the test's directory."""
     clear_of_launchers(monkeypatch)
     return LiveOptions(out=str(tmp_path / "out"), workload="train.py")
 
 
 def make_run(path: Path, **plan: object) -> None:
-    """Write the directory of a run that has measured nothing."""
+    """Write the directory of an empty run."""
     with Store.open(path, {**make_info(), "plan": plan}):
         pass
 
@@ -85,7 +85,7 @@ def make_run(path: Path, **plan: object) -> None:
 def test_bad_input_is_one_sentence_and_nothing_is_started(
     commbench: Command, monkeypatch: pytest.MonkeyPatch, line: str, words: str
 ) -> None:
-    """Exit with 2 and a sentence that names what to do; write nothing."""
+    """Exit with 2 and a sentence that says what to do, and write nothing."""
     monkeypatch.setattr(live_command, "_run", lambda *_: pytest.fail("the command was started"))
     before = commbench.files()
     outcome = commbench(line)
@@ -104,7 +104,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_started(
     ],
 )
 def test_a_directory_of_another_run_is_refused(commbench: Command, plan: dict[str, object], words: str) -> None:
-    """Leave the run of another kind, or of another training, as it is."""
+    """Refuse the directory of another type of run or training, and leave it unchanged."""
     make_run(commbench.home / "held", **plan)
     before = commbench.files()
     outcome = commbench("tune --out held -- true")
@@ -115,7 +115,7 @@ def test_a_directory_of_another_run_is_refused(commbench: Command, plan: dict[st
 
 @pytest.fixture
 def noted(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], LiveOptions]:
-    """``noted(line)``: the options that a command line hands on, without starting anything."""
+    """Return ``noted(line)``: the options that a command line passes on, without starting it."""
 
     def run(line: str) -> LiveOptions:
         handed: list[LiveOptions] = []
@@ -128,7 +128,7 @@ def noted(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 
 
 def test_options_have_the_defaults_of_a_training(noted: Callable[[str], LiveOptions]) -> None:
-    """Allow no hook by default, whatever the other form of the command allows; name the directory by the script."""
+    """Allow no hook by default, and name the directory by the script."""
     options = noted("tune -- true path/to/my_train.py --out 3")
     assert (("none",), (), None, None, "go-on") == (
         options.allow,
@@ -144,7 +144,7 @@ def test_options_have_the_defaults_of_a_training(noted: Callable[[str], LiveOpti
 
 
 def test_options_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
-    """Take every option before the separator, and none behind it."""
+    """Parse every option before the separator, and none after it."""
     line = "tune --bucket-cap-mb 5,1+25 --allow none,topk --steps 9 --time-limit 8 --then stop --seed 7 --out o"
     options = noted(f"{line} -- true -- --seed 1")
     assert (("5", "1+25"), ("none", "topk:0.01"), 9, 8, "stop", 7) == (
@@ -172,7 +172,7 @@ def test_options_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
     ],
 )
 def test_a_training_is_named_by_its_script(line: str, name: str) -> None:
-    """Find the script or module behind launchers, else the program."""
+    """Name a training by the script or module behind launchers, else by the program."""
     assert name == name_of(line.split())
 
 
@@ -183,7 +183,7 @@ def test_a_training_is_named_by_its_script(line: str, name: str) -> None:
 def test_the_exit_code_is_that_of_the_command(
     options: LiveOptions, capfd: pytest.CaptureFixture[str], script: str, code: int
 ) -> None:
-    """Pass the code on, 128 and its number for a signal; say in one line that nothing was tuned."""
+    """Return the command's code, or 128 plus its signal; report in one line that nothing was tuned."""
     assert code == tune_training(["sh", "-c", script], options)
     out, err = capfd.readouterr()
     assert not out
@@ -192,7 +192,7 @@ def test_the_exit_code_is_that_of_the_command(
 
 
 def test_output_and_input_pass_through_to_the_byte(tmp_path: Path, options: LiveOptions) -> None:
-    """Copy all byte values from stdin to stdout through the command; print nothing of our own there."""
+    """Copy all bytes from stdin to stdout, and print nothing of our own there."""
     data = bytes(range(256)) * 300
     script = f"""
 import sys
@@ -206,7 +206,7 @@ sys.exit(tune_training(["cat"], LiveOptions(out={options.out!r}, workload="cat")
 
 
 def test_a_command_that_cannot_be_executed_is_bad_input(commbench: Command) -> None:
-    """Refuse a file that is no program of this system with the system's reason."""
+    """Refuse a file that is not executable with the system's reason."""
     program = commbench.home / "broken"
     program.write_text("no program")
     program.chmod(0o755)
@@ -218,7 +218,7 @@ def test_a_command_that_cannot_be_executed_is_bad_input(commbench: Command) -> N
 def test_a_failure_to_conclude_leaves_the_exit_code(
     options: LiveOptions, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Say in a line what failed after the training, and end with the training's code."""
+    """Report in a line what failed after the training, and return the training's code."""
 
     def fail(_: LiveOptions) -> list[str]:
         raise OSError(errno.EIO, "the disk is gone")
@@ -231,7 +231,7 @@ def test_a_failure_to_conclude_leaves_the_exit_code(
 def test_only_the_first_of_several_conductors_concludes(
     options: LiveOptions, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Print nothing in a conductor that a launcher has started as another rank than 0."""
+    """Print nothing in a conductor that a launcher started as another rank than 0."""
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     assert 0 == tune_training(["true"], options)
@@ -245,7 +245,7 @@ def test_only_the_first_of_several_conductors_concludes(
 def test_an_unwritable_directory_leaves_the_training_untouched(
     options: LiveOptions, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], reason: str
 ) -> None:
-    """Start the command in its own environment, say so in one line, and end with its code."""
+    """Start the command unchanged if the directory is unwritable, and report it in one line."""
     numbers = {os.strerror(number): number for number in errno.errorcode}
 
     def refuse(**_: object) -> None:
@@ -261,7 +261,7 @@ def test_an_unwritable_directory_leaves_the_training_untouched(
 
 
 def test_the_trial_of_writing_leaves_nothing(tmp_path: Path) -> None:
-    """Find a directory writable that does not exist yet, and make neither it nor a file."""
+    """Check that a new directory is writable without creating it."""
     assert "" == why_unwritable(tmp_path / "a" / "b")
     assert [] == [*tmp_path.iterdir()]
     assert "" != why_unwritable(Path("/proc/absent/out"))
@@ -272,7 +272,7 @@ def test_the_trial_of_writing_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, options: LiveOptions) -> Started:
-    """``started(words, **environ)``: the command and the environment that are started for a command line."""
+    """Return ``started(words, **environ)``: the command and environment that would start."""
 
     def run(words: Sequence[str], **environ: str) -> tuple[list[str], dict[str, str]]:
         calls: list[tuple[list[str], dict[str, str]]] = []
@@ -288,7 +288,7 @@ def started(monkeypatch: pytest.MonkeyPatch, options: LiveOptions) -> Started:
 
 
 def add_program(monkeypatch: pytest.MonkeyPatch, directory: Path, name: str, version: str) -> None:
-    """Put a program on the PATH that prints a version, whatever it is asked for."""
+    """Put a program on the PATH that prints a version."""
     program = directory / name
     program.write_text(f"#!/bin/sh\necho '{version}'\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -296,7 +296,7 @@ def add_program(monkeypatch: pytest.MonkeyPatch, directory: Path, name: str, ver
 
 
 def test_the_environment_reaches_the_ranks(started: Started, options: LiveOptions) -> None:
-    """Put our directory before the person's own PYTHONPATH; an empty part would be the working directory."""
+    """Put our directory before the person's PYTHONPATH, without an empty part."""
     words, environment = started(["true"])
     assert ["true"] == words
     assert str(SITE) == environment["PYTHONPATH"]
@@ -328,7 +328,7 @@ def test_open_mpi_forwards_both_variables(
     *,
     is_open_mpi: bool,
 ) -> None:
-    """Add -x behind the name of Open MPI's launcher only; others pass the whole environment and do not know it."""
+    """Add -x options only to Open MPI's launcher."""
     add_program(monkeypatch, tmp_path, name, version)
     words, _ = started([name, "-n", "2", "train.py"])
     added = ["-x", "PYTHONPATH", "-x", VARIABLE] if is_open_mpi else []
@@ -338,7 +338,7 @@ def test_open_mpi_forwards_both_variables(
 def test_what_a_person_forwards_by_herself_stays(
     started: Started, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Add no variable twice; an assigned PYTHONPATH begins with our directory."""
+    """Add no variable twice, and put our directory first in an assigned PYTHONPATH."""
     add_program(monkeypatch, tmp_path, "mpirun", "mpirun (Open MPI) 5.0.5")
     words, _ = started(["mpirun", "-x", "PYTHONPATH=/own", "-x", "OTHER", "train.py"])
     assert ["mpirun", "-x", VARIABLE, "-x", f"PYTHONPATH={SITE}:/own", "-x", "OTHER", "train.py"] == words
@@ -365,7 +365,7 @@ def test_srun_exports_both_variables(
     given: str,
     expected: str,
 ) -> None:
-    """Widen a restrictive --export, and leave others as they are."""
+    """Extend a restrictive --export, and keep others."""
     add_program(monkeypatch, tmp_path, "srun", "slurm 24.05")
     words, _ = started(["srun", *given.split(), "python", "train.py"])
     assert ["srun", *expected.split(), "python", "train.py"] == words
@@ -374,7 +374,7 @@ def test_srun_exports_both_variables(
 def test_an_export_that_sbatch_was_given_is_widened(
     started: Started,
 ) -> None:
-    """Widen the variable by which an inner srun inherits --export."""
+    """Extend the variable by which an inner srun inherits --export."""
     assert f"PYTHONPATH,{VARIABLE}" == started(["true"], SLURM_EXPORT_ENV="NONE")[1]["SLURM_EXPORT_ENV"]
 
 
@@ -405,7 +405,7 @@ def conductor(options: LiveOptions) -> list[str]:
 
 @contextlib.contextmanager
 def counting(options: LiveOptions) -> Iterator["subprocess.Popen[str]"]:
-    """Tune `COUNTER` without a terminal, until it has begun."""
+    """Tune `COUNTER` without a terminal until it has started."""
     process = subprocess.Popen(
         conductor(options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -420,7 +420,7 @@ def counting(options: LiveOptions) -> Iterator["subprocess.Popen[str]"]:
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
 def test_each_signal_reaches_the_command_once(options: LiveOptions, send: Callable[[int, int], None]) -> None:
-    """Send signals to the conductor, or to its group as timeout and schedulers do: the command gets each once."""
+    """Pass signals to the conductor or its group to the command once."""
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
     with counting(options) as process:
         assert process.stdout is not None
@@ -434,7 +434,7 @@ def test_each_signal_reaches_the_command_once(options: LiveOptions, send: Callab
 
 
 def test_the_command_ends_with_a_conductor_that_is_killed(options: LiveOptions) -> None:
-    """Leave no training behind that nobody waits for: its output ends."""
+    """End the training if the conductor is killed."""
     with counting(options) as process:
         process.kill()
         out, _ = process.communicate(timeout=60)
@@ -442,7 +442,7 @@ def test_the_command_ends_with_a_conductor_that_is_killed(options: LiveOptions) 
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_command_once(options: LiveOptions) -> None:
-    """Type Ctrl-C: the terminal sends SIGINT to both, and the command chooses how it ends."""
+    """Deliver Ctrl-C in a terminal once, and let the command choose how it ends."""
     process, typed = start_in_terminal(*conductor(options))
     shown = b""
 
@@ -465,7 +465,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_command_once(options: LiveOptions) -> 
 
 
 def test_signals_are_handled_as_before_afterwards(options: LiveOptions) -> None:
-    """Put the handlers back when the command has ended."""
+    """Restore the signal handlers after the command."""
     before = [signal.getsignal(number) for number in live_command._PASSED_ON]
     tune_training([shutil.which("true") or "true"], options)
     assert before == [signal.getsignal(number) for number in live_command._PASSED_ON]

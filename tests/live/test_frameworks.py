@@ -1,4 +1,4 @@
-"""Unmodified trainings of HuggingFace Trainer and Lightning under ``commbench tune -- COMMAND``."""
+"""Tests of unmodified trainings of HuggingFace Trainer and Lightning under ``commbench tune -- COMMAND``."""
 
 import importlib.util
 import os
@@ -32,13 +32,13 @@ def run(words: Sequence[str], directory: Path) -> subprocess.CompletedProcess[st
 
 
 def digests(output: str) -> set[str]:
-    """Return the digests of the parameters that ranks have printed, perhaps in one line."""
+    """Return the parameter digests that ranks printed, possibly in one line."""
     return set(re.findall(r"\b[0-9a-f]{64}\b", output))
 
 
 @pytest.mark.parametrize("framework", ["transformers", pytest.param("lightning", marks=pytest.mark.slow)])
 def test_an_unmodified_training_is_tuned_and_ends_alike(framework: str, tmp_path: Path) -> None:
-    """Train with and without tuning: parameters are equal to the bit, and the run names the framework."""
+    """Train to equal bits with and without tuning, and record the framework."""
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"needs {framework}")
     script, start = FRAMEWORKS[framework]

@@ -1,4 +1,4 @@
-"""Tests of the run directory of a live tuning: what rank 0 writes, what goes wrong, and what the command completes."""
+"""Tests of the run directory of a live tuning: what rank 0 writes, disk errors, and the conclusion."""
 
 import dataclasses
 import json
@@ -41,20 +41,20 @@ if sys.argv[2] == "killed":
 
 
 def end(run: LiveRun) -> None:
-    """Release the directory and wait until all is written."""
+    """Close the directory and wait until everything is written."""
     run.close()
     run.wait()
 
 
 def run_script(out: Path, ending: str) -> int:
-    """Run the script in a process of its own; return its exit code."""
+    """Run the script in a process; return its exit code."""
     folder = Path(__file__).resolve().parent
     code = SCRIPT.format(paths=[str(folder), str(folder.parent)])
     return subprocess.run([sys.executable, "-c", code, str(out), ending], check=False, timeout=120).returncode
 
 
 def test_a_run_is_read_like_any_other(tmp_path: Path) -> None:
-    """Find conditions, rows, losses and the conclusion in the directory, with the script's own setting as baseline."""
+    """Read conditions, rows, losses and conclusion, with the script's own setting as baseline."""
     out = tmp_path / "mine"
     make_live_run(out)
     run = load_run(out)
@@ -76,7 +76,7 @@ def test_a_run_is_read_like_any_other(tmp_path: Path) -> None:
 
 
 def test_another_baseline_of_the_script_is_the_baseline(tmp_path: Path) -> None:
-    """Compare with the bucket size that the script asks for, not with DDP's default."""
+    """Compare with the script's bucket size instead of DDP's default."""
     own = with_cap("25")
     run = open_run(tmp_path / "mine", own=own)
     for record in (make_blocks(OWN, [80.0] * 3), make_blocks(own, [100.0] * 3)):
@@ -88,7 +88,7 @@ def test_another_baseline_of_the_script_is_the_baseline(tmp_path: Path) -> None:
 
 
 def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
-    """Count launches on, and judge over the blocks of all of them while they are few."""
+    """Add a launch per invocation, and judge over the blocks of all."""
     out = tmp_path / "mine"
     make_live_run(out, launches=3)
     run = load_run(out)
@@ -101,7 +101,7 @@ def test_each_invocation_adds_a_launch(tmp_path: Path) -> None:
 
 
 def test_a_script_with_another_setting_does_not_mix(tmp_path: Path) -> None:
-    """Refuse to go on where the script's own setting has changed, name both, and leave the directory as it is."""
+    """Refuse to continue if the script's setting changed, name both, and leave the run unchanged."""
     out = tmp_path / "mine"
     make_live_run(out)
     before = (out / "run.json").read_text()
@@ -112,7 +112,7 @@ def test_a_script_with_another_setting_does_not_mix(tmp_path: Path) -> None:
 
 
 def test_a_launch_that_was_killed_is_ended_by_the_next(tmp_path: Path) -> None:
-    """Enter how an earlier launch ended where nobody completed it, as when ranks are started again."""
+    """Record the end of an earlier launch that was never completed."""
     out = tmp_path / "mine"
     run_script(out, "killed")
     make_live_run(out)
@@ -122,7 +122,7 @@ def test_a_launch_that_was_killed_is_ended_by_the_next(tmp_path: Path) -> None:
 
 
 def test_a_forked_process_does_not_hold_the_directory(tmp_path: Path) -> None:
-    """Let the command complete the results while a data loader of the training still runs."""
+    """Complete the results while a data loader of the training still runs."""
     out = tmp_path / "mine"
     run = open_run(out)
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
@@ -137,7 +137,7 @@ def test_a_forked_process_does_not_hold_the_directory(tmp_path: Path) -> None:
 
 
 def test_another_kind_of_run_is_refused(tmp_path: Path) -> None:
-    """Write nothing into the directory of a measurement."""
+    """Write nothing into the directory of another type of run."""
     out = tmp_path / "mine"
     with Store.open(out, {"plan": {"cases": 3}}):
         pass
@@ -148,7 +148,7 @@ def test_another_kind_of_run_is_refused(tmp_path: Path) -> None:
 def test_a_full_disk_stops_writing_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Say it in one line, decide from memory, and leave sound what was written."""
+    """Report a full disk in one line, decide from memory, and keep the written files valid."""
     out = tmp_path / "mine"
     append = Store.append
 
@@ -167,14 +167,14 @@ def test_a_full_disk_stops_writing_and_nothing_else(
     assert "change" == conclusion.verdict
     (line,) = capfd.readouterr().err.splitlines()
     assert f"results are no longer written to {out}, and tuning goes on: no space is left; make room." in line
-    found = load_run(out)
-    assert (1, "running") == (len(found.training_records), found.info["status"])
+    loaded = load_run(out)
+    assert (1, "running") == (len(loaded.training_records), loaded.info["status"])
 
 
 def test_a_disk_that_is_still_full_does_not_hide_the_conclusion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Conclude from the records on disk, and say that the rest could not be written."""
+    """Conclude from the records on disk, and report that the rest was not written."""
     out = tmp_path / "mine"
     run_script(out, "killed")
 
@@ -189,7 +189,7 @@ def test_a_disk_that_is_still_full_does_not_hide_the_conclusion(
 
 @pytest.mark.parametrize("ending", ["ended", "killed"])
 def test_a_script_that_ends_before_the_decision(tmp_path: Path, ending: str) -> None:
-    """Conclude from what there is, by the process itself or, if it was killed, by the command."""
+    """Conclude from the available blocks, in the process or, after a kill, in the command."""
     out = tmp_path / "mine"
     assert (0 if ending == "ended" else -signal.SIGKILL) == run_script(out, ending)
     assert ("cut" if ending == "ended" else "running") == load_run(out).info["status"]
@@ -206,7 +206,7 @@ def test_a_script_that_ends_before_the_decision(tmp_path: Path, ending: str) -> 
 
 
 def test_a_complete_run_is_left_as_it_is(tmp_path: Path) -> None:
-    """Repeat the conclusion, and rewrite nothing."""
+    """Repeat the conclusion of a complete run without rewriting it."""
     out = tmp_path / "mine"
     make_live_run(out)
     before = {file.name: file.read_bytes() for file in out.iterdir() if file.name != ".lock"}
@@ -215,7 +215,7 @@ def test_a_complete_run_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_only_launches_of_the_command_are_its_conclusion(tmp_path: Path) -> None:
-    """Say that nothing was tuned where the launches in the directory are of an earlier command, or there are none."""
+    """Report that nothing was tuned if all launches are of an earlier command."""
     out = tmp_path / "mine"
     (line,) = complete(make_options(out))
     assert line.startswith("Nothing was tuned: a line above says why, or no model was trained")
@@ -225,7 +225,7 @@ def test_only_launches_of_the_command_are_its_conclusion(tmp_path: Path) -> None
 
 
 def test_a_host_without_rank_0_says_where_the_results_are(tmp_path: Path) -> None:
-    """Do not say that nothing was tuned on a host whose ranks were tuned."""
+    """Name the host with the results on a host without rank 0."""
     witness = tmp_path / "witness"
     witness.touch()
     (line,) = complete(make_options(tmp_path / "mine", witness=str(witness)))
@@ -233,7 +233,7 @@ def test_a_host_without_rank_0_says_where_the_results_are(tmp_path: Path) -> Non
 
 
 def test_every_model_has_its_conclusion(tmp_path: Path) -> None:
-    """Conclude the directories of models that trained one after the other."""
+    """Conclude the directories of models trained one after the other."""
     for name in ("mine", "mine-2"):
         make_live_run(tmp_path / name)
     lines = complete(make_options(tmp_path / "mine"))
@@ -243,7 +243,7 @@ def test_every_model_has_its_conclusion(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_comparison_says_so(tmp_path: Path) -> None:
-    """Name the reason where no block has ended."""
+    """Report why there is no comparison if no block ended."""
     out = tmp_path / "mine"
     run = open_run(out)
     assert run.conclude("released", reason="the script uses join()") is None
@@ -252,7 +252,7 @@ def test_a_run_without_a_comparison_says_so(tmp_path: Path) -> None:
 
 
 def test_writing_takes_no_time_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return from every call while the disk is still busy."""
+    """Return from every call while the disk is busy."""
     seconds = 0.2
     append = Store.append
 
@@ -273,7 +273,7 @@ def test_writing_takes_no_time_of_the_training(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_command_to_repeat(tmp_path: Path) -> None:
-    """Keep the options of the command, or of a script that tunes itself its own words."""
+    """Print the command with its options, or the script's own command line."""
     for name, options in (
         ("command", make_options(tmp_path / "command", steps=200, allow=("fp16",), then="stop")),
         ("script", make_options(tmp_path / "script", invocation="")),

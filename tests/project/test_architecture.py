@@ -59,7 +59,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imports_of(tree: ast.AST, *, is_inside: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield what a module imports, and whether it does so inside a function; without imports for types only."""
+    """Yield the imports of a module, and whether they are inside a function; without imports for types only."""
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, (ast.stmt, ast.excepthandler, ast.match_case)):
             continue  # an expression imports nothing
@@ -78,12 +78,12 @@ def imports_of(tree: ast.AST, *, is_inside: bool = False) -> Iterator[tuple[str,
 
 @functools.cache
 def all_imports() -> set[tuple[str, str, bool]]:
-    """Return what modules import: the module, what it imports, and whether inside a function."""
+    """Return (module, imported module, whether inside a function) of all modules."""
     return {(module, name, is_inside) for module, tree in modules().items() for name, is_inside in imports_of(tree)}
 
 
 def test_no_circle_among_modules() -> None:
-    """Find no modules that import each other, directly or by others, inside functions or not."""
+    """Find no import circle, direct or indirect, inside functions or not."""
     graph: dict[str, set[str]] = {module: set() for module in modules()}
     for module, name, _ in all_imports():
         imported = name.removeprefix("commbench.")

@@ -42,7 +42,7 @@ sys.exit(max(rank.wait() for rank in started))
 
 
 class Copy:
-    """A copy of the package, to which one recipe was applied."""
+    """A copy of the package with one recipe applied."""
 
     def __init__(self, folder: Path, section: str) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class Copy:
             self._apply(words, code)
 
     def _apply(self, words: str, code: str) -> None:
-        """Do what a step of a recipe says."""
+        """Apply one step of a recipe."""
         step = INSTRUCTION.fullmatch(words)
         assert step, f"not understood: {words}"
         file = self.folder / step["file"]
@@ -91,7 +91,7 @@ class Copy:
 
 
 def with_element(source: str, name: str, code: str, *, after: str | None) -> str:
-    """Return a module's source with an element more in the collection that ``name`` holds or is taken from."""
+    """Return a module's source with one more element in the collection ``name``."""
     values = [
         node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else node.iter
         for node in ast.walk(ast.parse(source))
@@ -125,7 +125,7 @@ def apply(tmp_path: Path) -> Callable[[str], Copy]:
 
 
 def test_every_step_is_applied() -> None:
-    """Leave no Python code of the page out but the two examples for a script of one's own."""
+    """Apply all Python code of the page except the two examples for a script."""
     others = re.findall(r"^```python\n(.*?)^```", STEP.sub("", PAGE), re.MULTILINE | re.DOTALL)
     assert ["from commbench.hooks import Guard", "import commbench"] == [code.splitlines()[0] for code in others]
 

@@ -15,7 +15,7 @@ HEAVY = ("cupy", "matplotlib", "mpi4py", "numba", "pandas", "torch", "typer")
 
 
 def tracked() -> list[str]:
-    """Return the files that git knows or would add, or skip where there is no git."""
+    """Return the files that git tracks or would add; skip without git."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

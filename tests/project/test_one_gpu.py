@@ -32,7 +32,7 @@ TIMEOUT = '#!/bin/bash\necho "$3" >>"$CALLED.limits"\nexec /usr/bin/timeout "$@"
 
 
 class OneGpu:
-    """The script in a folder with an environment of stand-ins."""
+    """The script in a directory with an environment of stand-ins."""
 
     def __init__(self, folder: Path, *, venv: str = ".venv") -> None:
         self.folder, self.called = folder, folder / "called"
@@ -59,11 +59,11 @@ class OneGpu:
         return [line.partition(" after ")[0] for line in (self.folder / "results/steps.txt").read_text().splitlines()]
 
     def calls(self) -> list[list[str]]:
-        """Return the words of every call of a program."""
+        """Return the arguments of every call of a program."""
         return [shlex.split(line) for line in self.called.read_text().splitlines()]
 
     def packed(self, name: str) -> set[str]:
-        """Return the files in an archive of the folder ``out``."""
+        """Return the files in an archive of the directory ``out``."""
         with tarfile.open(self.folder / "out" / f"one_gpu_{name}.tgz") as archive:
             return {member.name for member in archive if member.isfile()}
 

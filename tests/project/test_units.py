@@ -1,4 +1,4 @@
-"""Tests of sizes, times and rates as people write them."""
+"""Tests of parsing and formatting sizes, times and rates."""
 
 import itertools
 import math
@@ -38,7 +38,7 @@ from commbench.units import (
     ],
 )
 def test_parse_size_reads_bytes(text: str, expected: int) -> None:
-    """Read every accepted spelling as powers of 1024."""
+    """Parse every accepted spelling as powers of 1024."""
     assert expected == parse_size(text)
 
 
@@ -63,7 +63,7 @@ def test_parse_size_reads_bytes(text: str, expected: int) -> None:
     ],
 )
 def test_parse_size_refuses(text: str, reason: str) -> None:
-    """Refuse what is no size in one sentence that quotes it."""
+    """Refuse an invalid size in one sentence that quotes it."""
     with pytest.raises(InputError, match=reason) as error:
         parse_size(text)
     assert repr(text) in str(error.value)
@@ -115,7 +115,7 @@ def test_parse_sizes_refuses(text: str, reason: str) -> None:
 
 @given(st.integers(1, 2**40), st.integers(0, 2**41), st.integers(2, 9))
 def test_range_is_that_of_nccl_tests(first: int, extra: int, factor: int) -> None:
-    """Start at the minimum, grow by the factor, and stop only when the next step would pass the maximum."""
+    """Start at the minimum, grow by the factor, and end before exceeding the maximum."""
     sizes = parse_sizes(f"{first}:{first + extra}:{factor}")
     assert first == sizes[0]
     assert all(small * factor == large for small, large in itertools.pairwise(sizes))
@@ -145,7 +145,7 @@ def test_format_size_chooses_the_unit(size: int, expected: str) -> None:
 
 @given(st.integers(1, 1023), st.sampled_from([1, 1024, 1024**2, 1024**3]))
 def test_whole_units_survive_printing(count: int, unit: int) -> None:
-    """Read back exactly what was printed for whole numbers of a unit."""
+    """Parse printed whole units back to the same size."""
     assert count * unit == parse_size(format_size(count * unit))
 
 
@@ -216,5 +216,5 @@ def test_bandwidth_counts_in_thousands() -> None:
 
 
 def test_nouns_follow_their_number() -> None:
-    """Write one launch, but two launches and no ranks."""
+    """Use the singular for one launch, and the plural for two and none."""
     assert ["1 launch", "2 launches", "0 ranks"] == [counted(1, "launch"), counted(2, "launch"), counted(0, "rank")]

@@ -77,6 +77,11 @@ WAYS = {
     "own_hook": Way(has_hook=True),
     "evaluation": Way(evaluates=True),
     "own_size": Way(ddp=(("bucket_cap_mb", 0.05),)),
+    "accumulation_views_evaluation": Way(accumulation=3, ddp=(("gradient_as_bucket_view", True),), evaluates=True),
+    "unused_views_own_hook": Way(
+        has_spare=True, ddp=(("find_unused_parameters", True), ("gradient_as_bucket_view", True)), has_hook=True
+    ),
+    "zeroed_late_own_size": Way(zeroes_late=True, keeps_tensors=True, ddp=(("bucket_cap_mb", 0.05),)),
 }
 
 
@@ -230,7 +235,7 @@ def refused() -> dict[str, Any]:
     makers: dict[str, Callable[[], Any]] = {
         "subclass": lambda: type("Mine", (DistributedDataParallel,), {})(Net()),
         "own_state": lambda: hooked(object()),
-        "compiled": lambda: torch.compile(make(Way()), backend="eager"),
+        "compiled": lambda: torch.compile(DistributedDataParallel(nn.Linear(WIDTH, 10)), backend="eager"),
         "unwritable": lambda: make(Way()),
     }
     results = {}

@@ -1,4 +1,4 @@
-"""What tests of figures and pages share: PNGs are not drawn where only the SVG is looked at."""
+"""Shared by tests of figures and pages: PNGs are not drawn if a test only reads the SVG."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 
 @pytest.fixture
 def with_png() -> None:
-    """Let figures be drawn as PNG, too."""
+    """Draw figures as PNG too."""
 
 
 @pytest.fixture(autouse=True)
 def _without_png(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave PNGs empty, which take as long as SVGs, but in tests that use ``with_png``."""
+    """Leave PNGs empty, except in tests that use ``with_png``, because they take as long as SVGs."""
     if "with_png" in request.fixturenames:
         return
     save = Figure.savefig

@@ -63,7 +63,7 @@ def _good(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_no_advice_where_nothing_is_wrong_or_known(host: dict[str, Any], context: dict[str, Any]) -> None:
-    """Stay silent about good conditions and about those that are not known."""
+    """Give no advice for good or unknown conditions."""
     assert advise(Conditions(host=host, **context)) == []
 
 
@@ -121,7 +121,7 @@ def test_no_advice_where_nothing_is_wrong_or_known(host: dict[str, Any], context
 def test_advice_says_what_was_seen_and_what_to_try(
     host: dict[str, Any], context: dict[str, Any], seen: str, advice: str
 ) -> None:
-    """Give exactly one advice for one bad condition, with the number seen."""
+    """Give exactly one advice for one bad condition, with its number."""
     (found,) = advise(Conditions(host=host, **context))
     assert seen in found.observation
     assert advice in found.remedy
@@ -129,20 +129,20 @@ def test_advice_says_what_was_seen_and_what_to_try(
 
 
 def test_advice_comes_in_the_order_of_the_rules() -> None:
-    """Put the gravest first."""
+    """Sort advice by severity."""
     host = _good(governor="powersave", virtualised=True)
     found = [advice.observation.split()[0] for advice in advise(Conditions(host=host, ranks=9))]
     assert found == ["9", "this", "the"]
 
 
 def test_every_rule_accepts_a_host_as_collected() -> None:
-    """Judge this machine without an error, whatever it is."""
+    """Judge this machine without an error."""
     conditions = Conditions(host=collect_host(), ranks=2, transport="tcp", mpi_init_s=1.0, versions={}, variables={})
     assert len(advise(conditions)) <= len(RULES)
 
 
 def test_a_live_tuning_has_no_advice_on_mpi() -> None:
-    """Leave out how to start MPI as root where torchrun may have started the training."""
+    """Give no advice on MPI for a live tuning, which torchrun may have started."""
     info: Any = {"environment": {"hosts": [_good(superuser=True)], "versions": {"openmpi": "5"}, "variables": {}}}
     (advice,) = advise_run(info)
     assert "OMPI_ALLOW_RUN_AS_ROOT" in advice

@@ -1,4 +1,4 @@
-"""Tests of how a recommendation is said, written and read back."""
+"""Tests of formatting, writing and reading a recommendation."""
 
 import dataclasses
 import json
@@ -17,12 +17,12 @@ from commbench.results.recommendation import Recommendation, paragraph, setting_
 
 
 def learning(case: TrainingCase, losses: Sequence[float], **changes: Any) -> list[TrainingRecord]:
-    """Return six fresh launches with these losses."""
+    """Return six confirmation launches with these losses."""
     return launches_of(changes.pop("step_ms"), confirmed(case), losses=list(losses), **changes)
 
 
 def compressed(loss: float = 2.1, step_ms: float = 10.0) -> Recommendation:
-    """Return a recommendation of top-k that ends at ``loss`` where the default ends at 2."""
+    """Return a recommendation of top-k with final loss ``loss``; the default's is 2."""
     down = np.linspace(3.0, 2.0, 40)
     metrics = {"metric_name": "accuracy", "metrics": [(40, 0.75)]}
     records = [
@@ -33,7 +33,7 @@ def compressed(loss: float = 2.1, step_ms: float = 10.0) -> Recommendation:
 
 
 def test_compression_states_its_cost() -> None:
-    """Give the difference in loss after equal steps and equal time, and in the metric."""
+    """Return the difference in loss after equal steps and equal time, and in the metric."""
     cost = compressed().cost
     assert cost is not None
     assert (40, "accuracy") == (cost.steps, cost.metric_name)
@@ -48,7 +48,7 @@ def test_compression_states_its_cost() -> None:
 
 
 def test_paragraph_of_a_compressed_best() -> None:
-    """Tell the verdict, the gain, what is possible without compression, and the cost."""
+    """State verdict, gain, the gain without compression, and the cost in accuracy."""
     text = paragraph(compressed())
     for part in (
         "mlp on 2 ranks: keep the default, or change to topk:0.01 with 5 MiB buckets, which alters learning.",
@@ -63,12 +63,12 @@ def test_paragraph_of_a_compressed_best() -> None:
 
 
 def test_paragraph_says_when_speed_does_not_pay() -> None:
-    """Say that a faster configuration learns no more in the same time."""
+    """State that a faster configuration learns no more in the same time."""
     assert "in equal time topk:0.01 with 5 MiB buckets learnt no more" in paragraph(compressed(loss=2.99, step_ms=18))
 
 
 def test_paragraph_of_an_uncompressed_best() -> None:
-    """Leave out accuracy where only the bucket size changes, whatever the losses' noise."""
+    """Omit accuracy if only the bucket size changes."""
     records = [*learning(BASE, [2.0] * 10, step_ms=20), *learning(FIVE, [2.01] * 10, step_ms=15)]
     text = paragraph(decide([*sweep(five=15), *records]))
     assert "change to 5 MiB buckets" in text
@@ -77,7 +77,7 @@ def test_paragraph_of_an_uncompressed_best() -> None:
 
 
 def test_paragraph_names_the_uncompressed_gain() -> None:
-    """Tell what is to be had without compression, with its interval, and what is not known of accuracy."""
+    """State the gain without compression with its interval, and unknown accuracy."""
     text = paragraph(decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))]))
     assert (
         "Of those that leave learning as it is the fastest is 5 MiB buckets, 1.111 times as fast as the default "
@@ -87,7 +87,7 @@ def test_paragraph_names_the_uncompressed_gain() -> None:
 
 
 def test_conclusion_leads_with_what_leaves_learning_as_it_is() -> None:
-    """Name the safe setting first, with its own speedup and lines, also where compression is faster."""
+    """List the setting without effect on learning first, although compression is faster."""
     found = decide([*sweep(five=15, topk=10), *fresh((FIVE, 15), (TOPK, 10))])
     assert found.safe is not None
     assert ("change", "5", 20 / 15) == (found.safe.verdict, found.safe.bucket_cap_mb, pytest.approx(found.safe.speedup))
@@ -100,7 +100,7 @@ def test_conclusion_leads_with_what_leaves_learning_as_it_is() -> None:
 
 
 def test_a_file_without_a_safe_setting_is_read() -> None:
-    """Read a file of an earlier version, and conclude from what it holds."""
+    """Read a file of an earlier version without safe setting."""
     data = json.loads(json.dumps(compressed().to_json()))
     del data["safe"], data["blocks"], data["live"]
     found = Recommendation.from_json(data)
@@ -119,7 +119,7 @@ def test_a_file_without_a_safe_setting_is_read() -> None:
     ],
 )
 def test_warnings_are_listed(info: dict[str, Any], said: str) -> None:
-    """Repeat in the paragraph the warnings about the numbers."""
+    """List the warnings in the paragraph."""
     records = [*sweep(five=16), *fresh((FIVE, 16))]
     assert said in paragraph(decide(records, **info))
     assert "Warnings" not in paragraph(decide(records))
@@ -127,7 +127,7 @@ def test_warnings_are_listed(info: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize(("backend", "is_flagged"), [("nccl", True), ("gloo", False)])
 def test_a_shared_gpu_is_a_warning(backend: str, *, is_flagged: bool) -> None:
-    """Say beside the recommendation that its ranks shared a GPU."""
+    """Warn that ranks shared a GPU."""
     records = [*sweep(five=16), *fresh((FIVE, 16))]
     placed = [dataclasses.replace(r, case=dataclasses.replace(r.case, backend=backend)) for r in records]
     assert is_flagged == ("ranks shared a GPU" in paragraph(decide(placed, ranks_per_gpu=2)))
@@ -135,13 +135,13 @@ def test_a_shared_gpu_is_a_warning(backend: str, *, is_flagged: bool) -> None:
 
 @pytest.mark.parametrize("flags", [["throttled"], []])
 def test_a_gpu_that_was_slowed_down_in_a_fresh_launch_is_a_warning(flags: list[str]) -> None:
-    """Warn about a conclusion from such a launch."""
+    """Warn of a slowed GPU in a confirmation launch."""
     found = decide([*sweep(topk=10.0), *fresh((TOPK, 10.0), flags=flags)])
     assert bool(flags) == ("a GPU was slowed down" in found.warnings)
 
 
 def test_what_broke_in_fresh_launches_is_a_warning() -> None:
-    """Say which candidate could not be judged, and why."""
+    """Name the candidate that failed in confirmation, with the reason."""
     broken = launches_of(5, confirmed(TOPK), ranks_agree=False)
     found = decide([*sweep(five=16, topk=5), *fresh((FIVE, 16)), *broken])
     assert ("change", "none") == (found.verdict, found.best.hook)
@@ -150,7 +150,7 @@ def test_what_broke_in_fresh_launches_is_a_warning() -> None:
 
 
 def test_loss_that_is_no_number_is_left_out() -> None:
-    """Write no NaN into the file where the default itself diverges in a launch."""
+    """Write no NaN if the default diverges in a launch."""
     records = [
         *learning(BASE, [2.0, float("nan")], step_ms=20),
         *learning(TOPK, [2.0, 1.9], step_ms=10),
@@ -161,7 +161,7 @@ def test_loss_that_is_no_number_is_left_out() -> None:
 
 
 def test_fresh_launches_are_those_with_both() -> None:
-    """Count launches that have both where a run was interrupted between the two."""
+    """Count only confirmation launches with both settings."""
     alternative = make_training_launches([15.0] * 4, confirmed(FIVE))
     found = decide([*sweep(five=15), *fresh(), *alternative])
     assert 4 == found.launches
@@ -169,7 +169,7 @@ def test_fresh_launches_are_those_with_both() -> None:
 
 
 def test_few_and_bimodal_launches_are_warnings() -> None:
-    """Warn of an interval from few launches, and of a bimodal median."""
+    """Warn of few launches and of bimodal medians."""
     few = [
         *make_training_launches([20, 20.1, 20.2], confirmed(BASE)),
         *make_training_launches([15] * 3, confirmed(FIVE)),
@@ -180,7 +180,7 @@ def test_few_and_bimodal_launches_are_warnings() -> None:
 
 
 def test_file_holds_the_contract() -> None:
-    """Write every field that is promised, settings in the words of ddp.csv, and read it back."""
+    """Write every documented field, and read it back."""
     found = compressed()
     data = json.loads(json.dumps(found.to_json()))
     promised = {"schema", "workload", "world_size", "baseline", "best", "best_uncompressed", "speedup", "speedup_ci"}
@@ -198,18 +198,18 @@ def test_file_holds_the_contract() -> None:
 
 
 def test_undecided_file_is_read_back() -> None:
-    """Write and read what has no speedup."""
+    """Write and read a recommendation without speedup."""
     found = decide(sweep(topk=10))
     assert found == Recommendation.from_json(json.loads(json.dumps(found.to_json())))
 
 
 def test_setting_has_what_a_user_chooses() -> None:
-    """Carry every field of a case but where and when it runs."""
+    """Include every field of a case except where and when it runs."""
     left = {f.name for f in dataclasses.fields(TrainingCase)} - setting_of(BASE).keys()
     assert {"workload", "world_size", "batch_per_rank", "backend", "phase"} == left
 
 
 def test_a_foreign_recommendation_is_refused() -> None:
-    """Say what is wrong with an edited file."""
+    """Refuse an edited file with the reason."""
     with pytest.raises(InputError, match="not one of commbench"):
         Recommendation.from_json({"verdict": "keep"})

@@ -27,12 +27,12 @@ def make_runs() -> list:  # type: ignore[type-arg] # of runs
 
 @pytest.fixture(scope="module")
 def drawings() -> Sequence[Drawing]:
-    """All figures of two runs."""
+    """Return all figures of two runs."""
     return all_figures(make_runs())
 
 
 def test_figures_come_in_a_fixed_order_with_names_of_their_own(drawings: Sequence[Drawing]) -> None:
-    """Begin with what was decided."""
+    """Draw figures in a fixed order, with distinct names, decisions first."""
     names = [drawing.name for drawing in drawings]
     assert len(set(names)) == len(names)
     assert "buckets" == names[0]
@@ -40,13 +40,13 @@ def test_figures_come_in_a_fixed_order_with_names_of_their_own(drawings: Sequenc
 
 @pytest.mark.slow
 def test_figures_are_the_same_each_time(drawings: Sequence[Drawing]) -> None:
-    """Draw the same bytes in the same order of equal runs."""
+    """Draw identical bytes for equal runs."""
     again = all_figures(make_runs())
     assert [(each.name, each.svg, each.png) for each in drawings] == [(each.name, each.svg, each.png) for each in again]
 
 
 def test_every_figure_says_what_it_shows(drawings: Sequence[Drawing]) -> None:
-    """Give each a title, a caption of sentences and a text for who does not see it."""
+    """Give each figure a title, a caption and an alternative text."""
     for drawing in drawings:
         assert drawing.title
         assert drawing.alt
@@ -56,13 +56,13 @@ def test_every_figure_says_what_it_shows(drawings: Sequence[Drawing]) -> None:
 
 
 def test_nothing_measured_is_no_figure() -> None:
-    """Draw nothing of an empty run, nor of none."""
+    """Draw nothing for an empty run, or without runs."""
     assert [] == all_figures([run_of([])])
     assert [] == all_figures([])
 
 
 def test_figures_need_no_ranks() -> None:
-    """Load neither torch nor MPI nor numba, and matplotlib only to draw; never its global state."""
+    """Draw without torch, MPI and numba, and without matplotlib's global state."""
     code = (
         "import sys, commbench.report.figures as f\n"
         "heavy = {'torch', 'mpi4py', 'numba', 'matplotlib'} & set(sys.modules)\n"

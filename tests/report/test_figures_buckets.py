@@ -1,4 +1,4 @@
-"""Tests of the step over the bucket size."""
+"""Tests of the figure of step time over bucket size."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ BEST = {"hook": "fp16", "bucket_cap_mb": "25"}
 
 
 def sweep(steps: dict[tuple[str, str], float] | None = None) -> list[TrainingRecord]:
-    """Return six steady launches of each setting."""
+    """Return six launches of each setting with little noise."""
     return [
         record
         for (hook, cap), step_ms in (steps or STEPS).items()
@@ -48,7 +48,7 @@ def lines(run: Run) -> dict[str, Line]:
 
 
 def test_places_are_logarithmic_between_the_default_and_the_lists() -> None:
-    """Give what is no number a place of its own."""
+    """Place sizes logarithmically, the default before and lists after them."""
     places = places_of(["1", "default", "1+25", "4", "16", "1+5+25"])
 
     assert ["default", "1", "4", "16", "1+25", "1+5+25"] == sorted(places, key=lambda cap: places[cap])
@@ -58,7 +58,7 @@ def test_places_are_logarithmic_between_the_default_and_the_lists() -> None:
 
 
 def test_lines_join_numbers_only() -> None:
-    """Draw the default and lists as points of their own."""
+    """Draw the default and lists as separate points."""
     run = training_run_of(sweep())
     found = lines(run)
     axes = painted(paint_lines, list(found.values())).axes[0]
@@ -71,7 +71,7 @@ def test_lines_join_numbers_only() -> None:
 
 
 def test_the_recommended_setting_is_ringed() -> None:
-    """Ring it, and say what it gains in fresh launches."""
+    """Ring the recommended setting, and state its gain in confirmation launches."""
     run = training_run_of(sweep(), recommendation=recommendation_of(BEST))
     axes = painted(paint_lines, list(lines(run).values())).axes[0]
     (drawing,) = bucket_figures([run])
@@ -85,7 +85,7 @@ def test_the_recommended_setting_is_ringed() -> None:
     ("verdict", "said"), [("keep", "nothing gained more than 2 %"), ("inconclusive", "too wide to decide")]
 )
 def test_the_default_is_ringed_where_nothing_is_shown_to_be_faster(verdict: str, said: str) -> None:
-    """Ring what a person should do, whatever is fastest."""
+    """Ring the default if it is recommended."""
     run = training_run_of(sweep(), recommendation=recommendation_of(BEST, verdict=verdict))
     axes = painted(paint_lines, list(lines(run).values())).axes[0]
 
@@ -95,7 +95,7 @@ def test_the_default_is_ringed_where_nothing_is_shown_to_be_faster(verdict: str,
 
 @pytest.mark.parametrize("info", [{"launches": 0}, {"launches": 2, "status": "partial", "first_look": 4}])
 def test_nothing_is_ringed_before_fresh_launches_have_compared(info: dict[str, Any]) -> None:
-    """Speak of no fresh launches where none were made, nor of a verdict before a tuning's first look is complete."""
+    """Ring nothing without confirmation launches or before the first look."""
     launches = info.pop("launches")
     found = recommendation_of(BEST, verdict="inconclusive", launches=launches, speedup=None, speedup_ci=None)
     run = training_run_of(sweep(), recommendation=found, **info)
@@ -108,21 +108,21 @@ def test_nothing_is_ringed_before_fresh_launches_have_compared(info: dict[str, A
 
 
 def test_one_fresh_launch_has_no_interval() -> None:
-    """Do not call an interval too wide that is not there."""
+    """Mention no interval for one confirmation launch."""
     found = recommendation_of(BEST, verdict="inconclusive", launches=1, speedup_ci=None)
     (drawing,) = bucket_figures([training_run_of(sweep(), recommendation=found)])
     assert "the default for now, as one fresh launch cannot decide." in drawing.caption
 
 
 def test_another_workloads_recommendation_rings_nothing() -> None:
-    """Match what it is about."""
+    """Ring nothing for another workload's recommendation."""
     run = training_run_of(sweep(), recommendation=recommendation_of(BEST, workload="other"))
     assert [None, None] == [line.chosen for line in lines(run).values()]
     assert "Recommended" not in bucket_figures([run])[0].caption
 
 
 def test_predictions_are_hollow() -> None:
-    """Draw them beside what was measured, also where nothing was."""
+    """Draw predictions as hollow points, also without measurements."""
     line = Line(
         name="none", measured=lines(training_run_of(sweep()))["none"].measured, predicted={"25": 17.0, "50": 16.0}
     )
@@ -134,7 +134,7 @@ def test_predictions_are_hollow() -> None:
 
 
 def test_a_tuning_shows_its_predictions_beside_what_it_measured() -> None:
-    """Take them from the run, each on the line of its hook."""
+    """Draw each prediction of a tuning on its hook's line."""
     world, records = default_world(), default_play().records
     run = training_run_of(
         training_records(records), collectives=collective_records(records), **{**world.plan.info, "world_size": 2}
@@ -149,7 +149,7 @@ def test_a_tuning_shows_its_predictions_beside_what_it_measured() -> None:
 
 
 def test_failures_are_crosses() -> None:
-    """Leave out nothing."""
+    """Draw failed settings as crosses."""
     failed = make_training_record(make_training_case(cap="100"), status="failed", reason="Out of memory.")
     run = training_run_of([*sweep(), failed])
     axes = painted(paint_lines, list(lines(run).values())).axes[0]
@@ -160,7 +160,7 @@ def test_failures_are_crosses() -> None:
 
 
 def test_nothing_but_failures_is_said() -> None:
-    """Draw an empty frame that says so."""
+    """Draw an empty frame that reports failures only."""
     records = [
         make_training_record(make_training_case(cap=cap), status="hung", reason="Rank 1 is hung.")
         for cap in ("1", "25")
@@ -171,7 +171,7 @@ def test_nothing_but_failures_is_said() -> None:
 
 
 def test_wide_intervals_leave_the_frame_and_that_is_said() -> None:
-    """Keep values readable where two launches leave an interval of many times the value."""
+    """Clip very wide intervals, and report it."""
     records = [
         *make_training_launches([20.0, 30.0]),
         *make_training_launches([21.0, 22.0], make_training_case(cap="25")),
@@ -186,13 +186,13 @@ def test_wide_intervals_leave_the_frame_and_that_is_said() -> None:
 
 
 def test_a_single_setting_is_no_curve() -> None:
-    """Draw nothing of one point, nor of nothing."""
+    """Draw nothing for one setting or none."""
     assert [] == bucket_figures([training_run_of(launches_of(20.0))])
     assert [] == bucket_figures([training_run_of([])])
 
 
 def test_runs_overlay_and_many_lines_are_cut() -> None:
-    """Put the same workload of several runs into one frame, at most eight lines."""
+    """Overlay the same workload of several runs, with at most eight lines."""
     steps: dict[tuple[str, str], float] = {
         (hook, cap): 10.0 for hook in ("none", "fp16", "bf16", "topk:0.01", "topk:0.1") for cap in ("default", "25")
     }
@@ -205,7 +205,7 @@ def test_runs_overlay_and_many_lines_are_cut() -> None:
 
 
 def test_workloads_have_figures_of_their_own() -> None:
-    """Do not mix what cannot be compared."""
+    """Draw a figure per workload."""
     changes: list[dict[str, Any]] = [{}, {"workload": "<b>$other$"}]
     records = [
         record
@@ -219,7 +219,7 @@ def test_workloads_have_figures_of_their_own() -> None:
 
 
 def test_the_caption_states_the_interval_of_the_gain() -> None:
-    """Compute the gain of the sweep from the rows."""
+    """State the sweep's gain with its interval."""
     (group,) = groups([training_run_of(sweep())])
     caption = caption_of(group, lines_of(group.trials[0]))
     assert "2.00 times [2.00, 2.00] as fast as the default." in caption

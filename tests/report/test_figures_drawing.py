@@ -1,4 +1,4 @@
-"""Tests of drawings: one picture as SVG for a page and as PNG, whatever texts it holds."""
+"""Tests of drawings: SVG for the page and PNG, with any texts."""
 
 import re
 from html import escape
@@ -23,7 +23,7 @@ EVIL = '</text><script>alert("$x_1$ & more")</script>'
 
 
 def paint(figure: Figure) -> None:
-    """Put one series of each colour into a figure, with a band, an image and a hostile name."""
+    """Draw one series of each colour, with a band, an image and a hostile name."""
     axes = figure.subplots()
     for colour, marker, dash in zip(SERIES, MARKERS, DASHES, strict=True):
         axes.plot([1, 2], [1, 2], color=colour, marker=marker, linestyle=dash)
@@ -33,20 +33,20 @@ def paint(figure: Figure) -> None:
 
 
 def drawn(**changes: Any) -> Drawing:
-    """Return the drawing of it."""
+    """Return the drawing of `paint`."""
     fields = {"name": "some-figure", "section": "training", "title": "Some", "caption": "Read it.", "alt": "Lines."}
     return Drawing(paint=paint, **{**fields, **changes})
 
 
 def test_the_same_figure_is_the_same_bytes() -> None:
-    """Draw twice: no time, no random id."""
+    """Draw identical bytes twice."""
     first, second = drawn(), drawn()
     assert (first.svg, first.png) == (second.svg, second.png)
     assert "202" not in re.sub(r"<image[^>]*>|[\d.]*\d", "", drawn().svg)
 
 
 def test_colours_come_from_the_page() -> None:
-    """Leave no colour of the palette but as the fallback of its variable; the same for the opacity of bands."""
+    """Use palette colours and band opacity only as fallbacks of the page's variables."""
     svg = re.sub(r"<image[^>]*>", "", drawn().svg)
     bare = re.sub(r"var\(--[a-z0-9-]+, [^)]*\)", "", svg)
 
@@ -57,7 +57,7 @@ def test_colours_come_from_the_page() -> None:
 
 
 def test_the_palette_has_distinct_colours_in_both_themes() -> None:
-    """Colours stand for themselves while drawing, so two alike would become one."""
+    """Use distinct colours, as they identify themselves while drawing."""
     for theme in ("light", "dark"):
         colours = [getattr(colour, theme) for colour in PALETTE.values()]
         assert len(set(colours)) == len(colours)
@@ -74,7 +74,7 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_everything_shows_on_paper(theme: str) -> None:
-    """Ask for WCAG's contrast: 3 for lines, 4.5 for text."""
+    """Meet WCAG's contrast: 3 for lines, 4.5 for text."""
     paper = luminance(getattr(PALETTE["paper"], theme))
     for name, colour in PALETTE.items():
         own = luminance(getattr(colour, theme))
@@ -84,7 +84,7 @@ def test_everything_shows_on_paper(theme: str) -> None:
 
 
 def test_texts_are_plain_and_escaped() -> None:
-    """Show markup and dollar signs as they are, with no element made of them."""
+    """Draw markup and dollar signs literally."""
     svg = drawn(title=EVIL, alt=EVIL).svg
 
     assert EVIL in texts_of(svg)
@@ -93,13 +93,13 @@ def test_texts_are_plain_and_escaped() -> None:
 
 
 def test_text_stays_text_in_the_font_of_the_page() -> None:
-    """Draw no outlines of letters."""
+    """Keep text as text, without outlines."""
     assert "var(--font" in drawn().svg
     assert "DejaVu" not in drawn().svg
 
 
 def test_what_xml_cannot_hold_is_replaced() -> None:
-    """Names of hosts may hold anything."""
+    """Replace characters that XML does not allow."""
     odd = Drawing(
         paint=lambda figure: figure.text(0.5, 0.5, "a\x1b[31mb\x00 漢字"),  # type: ignore[arg-type,return-value] # returns a text
         name="odd",
@@ -112,7 +112,7 @@ def test_what_xml_cannot_hold_is_replaced() -> None:
 
 
 def test_ids_are_of_the_drawing_alone() -> None:
-    """Begin every id with the name, and refer to such ids only."""
+    """Prefix every id and reference with the drawing's name."""
     svg = drawn().svg
     ids = re.findall(r'\bid="([^"]*)"', svg)
     used = re.findall(r'(?:url\(|")#([^")]+)', svg)
@@ -124,7 +124,7 @@ def test_ids_are_of_the_drawing_alone() -> None:
 
 
 def test_it_is_an_image_of_the_width_of_its_place() -> None:
-    """Say what it is, leave out style sheets and metadata, which would hold for the whole page."""
+    """Declare an image role, without style sheets and metadata."""
     svg = drawn().svg
 
     assert svg.startswith("<svg ")
@@ -137,7 +137,7 @@ def test_it_is_an_image_of_the_width_of_its_place() -> None:
 
 @pytest.mark.usefixtures("with_png")
 def test_the_png_is_the_light_version() -> None:
-    """Draw 5 inches with 150 dpi."""
+    """Draw the PNG at 5 inches and 150 dpi in light colours."""
     png = drawn(height_in=2.0).png
 
     assert b"\x89PNG" == png[:4]
@@ -146,11 +146,11 @@ def test_the_png_is_the_light_version() -> None:
 
 @pytest.mark.parametrize("name", ["", "Upper", "a b", '"><x', "1st"])
 def test_names_are_ids(name: str) -> None:
-    """Refuse what would break an id."""
+    """Refuse names that are not valid ids."""
     with pytest.raises(ValueError, match="no name"):
         drawn(name=name)
 
 
 def test_names_are_made_of_texts() -> None:
-    """Keep letters and digits."""
+    """Make names of letters and digits."""
     assert "all-reduce-2-hosts" == slug("all_reduce", "2 hosts", "")

@@ -1,4 +1,4 @@
-"""Tests of energy in figures, and of what pages say of it."""
+"""Tests of energy in figures and pages."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from commbench.results import Run
 
 
 def metered(energy_of: str = "", **changes: str) -> list[Record]:
-    """Return launches of two sizes that use a nanojoule a byte."""
+    """Return launches of two sizes that use one nanojoule per byte."""
     sizes = (KIB, 4 * KIB)
     return [
         record
@@ -27,12 +27,12 @@ def metered(energy_of: str = "", **changes: str) -> list[Record]:
 
 
 def energy_section(runs: Sequence[Run]) -> Section:
-    """Return the section of a page."""
+    """Return the energy section of a page."""
     return next(section for section in make_page(runs, [], beside=False).sections if section.name == "energy")
 
 
 def test_energy_runs_over_the_size() -> None:
-    """Draw joules of one operation, and say what was counted."""
+    """Draw joules of one operation over size, and name the counters."""
     run = run_of(metered("gpu"))
     axes = painted(paint_curves, curves_of([run], "all_reduce")["gpu"], "gpu").axes[0]
     (drawing,) = energy_figures([run])
@@ -45,7 +45,7 @@ def test_energy_runs_over_the_size() -> None:
 
 
 def test_what_counts_different_things_has_figures_of_its_own() -> None:
-    """Draw what an older version measured, which did not say what it counted, apart from the rest."""
+    """Draw records without named counters in a separate figure."""
     old, new = run_of(metered(), "old"), run_of(metered("cpu+gpu"), "new")
     drawings = energy_figures([old, new])
 
@@ -57,7 +57,7 @@ def test_what_counts_different_things_has_figures_of_its_own() -> None:
 
 
 def test_energy_of_training_is_bars() -> None:
-    """Draw the most frugal setting first and compare it with the default."""
+    """Draw bars with the most frugal setting first, compared with the default."""
     records = [
         *launches_of(20.0, energy_J=8.0, energy_of="cpu"),
         *launches_of(10.0, make_training_case("fp16"), energy_J=6.0, energy_of="cpu"),
@@ -73,7 +73,7 @@ def test_energy_of_training_is_bars() -> None:
 
 
 def test_settings_are_compared_only_with_what_counts_the_same() -> None:
-    """Give no share of a default that counts more."""
+    """Compare only settings with the same counters."""
     records = [
         *launches_of(20.0, energy_J=8.0, energy_of="cpu+gpu"),
         *launches_of(10.0, make_training_case("fp16"), energy_J=6.0, energy_of="gpu"),
@@ -84,13 +84,13 @@ def test_settings_are_compared_only_with_what_counts_the_same() -> None:
 
 
 def test_where_no_energy_was_measured_there_is_no_figure() -> None:
-    """Draw nothing."""
+    """Draw nothing without energy."""
     plain = run_of(make_launches(STEADY))
     assert [] == energy_figures([plain, training_run_of(launches_of(20.0), "other")])
 
 
 def test_a_page_says_what_its_energies_count() -> None:
-    """Name it in every row of a table, and nothing where there is no energy."""
+    """Name the counters in every row, and nothing without energy."""
     run = run_of([*metered("gpu", backend="nccl"), *metered("cpu+gpu")])
     (table,) = energy_section([run]).tables
     place = [column.heading for column in table.columns].index("energy of")
@@ -103,14 +103,14 @@ def test_a_page_says_what_its_energies_count() -> None:
 
 
 def texts_in(run: Run) -> list[str]:
-    """Return what the tables of a page say."""
+    """Return the texts of a page's tables."""
     tables = [table for section in make_page([run], [], beside=False).sections for table in section.tables]
     headings = [column.heading for table in tables for column in table.columns]
     return headings + [cell.text for table in tables for line in table.lines for cell in line]
 
 
 def test_a_page_says_whose_energy_was_not_counted() -> None:
-    """Give the reason that run.json has."""
+    """State run.json's reason for missing energy."""
     run = run_of(make_launches(STEADY), energy={"counted": [], "missing": {"cpu": "no counters (host0)"}})
     sentences = [sentence for section in make_page([run], [], beside=False).sections for sentence in section.sentences]
     assert "Energy of processors: no counters (host0)." in sentences

@@ -1,4 +1,4 @@
-"""Tests of how launches differ."""
+"""Tests of the figure of launches."""
 
 from builders import MIB, STEADY, make_case, make_launches
 from drawings import painted, run_of, texts_of, training_run_of
@@ -10,7 +10,7 @@ TWO_HUMPS = [10.0, 10.1, 10.2, 20.0, 20.1, 20.2]
 
 
 def test_the_largest_size_and_the_flagged_are_chosen() -> None:
-    """Leave out sizes that say nothing of launches."""
+    """Draw the largest size and flagged sizes only."""
     records = [
         *make_launches(STEADY),
         *make_launches(STEADY, make_case(message_bytes=MIB)),
@@ -21,7 +21,7 @@ def test_the_largest_size_and_the_flagged_are_chosen() -> None:
 
 
 def test_dots_are_shares_of_the_median_launch() -> None:
-    """Put a dot at each launch, and the interval below them."""
+    """Draw each launch as a share of the median, with the interval below."""
     (spread,) = collective_spreads(run_of(make_launches([8.0, 9.0, 10.0, 10.0, 11.0, 20.0])), "")
     axes = painted(paint_spreads, [spread]).axes[0]
     bar, dots = axes.get_lines()[:2]
@@ -32,7 +32,7 @@ def test_dots_are_shares_of_the_median_launch() -> None:
 
 
 def test_modes_are_named() -> None:
-    """Mark and name a case whose launches fall in two modes, and state how far launches lie apart."""
+    """Mark bimodal cases, and state the distance of the modes."""
     (drawing,) = launch_figures([run_of(make_launches(TWO_HUMPS))])
 
     assert "In two modes (*): mpi all_reduce 1 KiB." in drawing.caption
@@ -41,13 +41,13 @@ def test_modes_are_named() -> None:
 
 
 def test_one_launch_has_no_distribution() -> None:
-    """Draw nothing."""
+    """Draw nothing for one launch."""
     assert [] == launch_figures([run_of(make_launches([10.0]))])
     assert [] == launch_figures([run_of([])])
 
 
 def test_of_very_many_the_worst_are_drawn() -> None:
-    """Keep the lines readable and say how many there are."""
+    """Draw the worst lines only, and state the total number."""
     cases = [make_case(message_bytes=1024 * 2**power) for power in range(20)]
     records = [r for case in cases for r in make_launches(TWO_HUMPS, case)]
     (drawing,) = launch_figures([run_of(records)])
@@ -55,7 +55,7 @@ def test_of_very_many_the_worst_are_drawn() -> None:
 
 
 def test_fresh_launches_of_training_come_before_those_of_the_sweep() -> None:
-    """Show the launches that decided, where there are any."""
+    """Draw confirmation launches instead of the sweep's."""
     sweep = [*launches_of(20.0), *launches_of(10.0, make_training_case("fp16"))]
     fresh = launches_of(20.0, make_training_case(phase="confirm"))
 
@@ -67,7 +67,7 @@ def test_fresh_launches_of_training_come_before_those_of_the_sweep() -> None:
 
 
 def test_several_runs_stand_beside_each_other() -> None:
-    """Begin each name with the run's."""
+    """Prefix names with the run's."""
     runs = [run_of(make_launches(STEADY), name) for name in ("old", "new")]
     (drawing,) = launch_figures(runs)
     assert {"old: mpi all_reduce 1 KiB", "new: mpi all_reduce 1 KiB"} <= set(texts_of(drawing.svg))

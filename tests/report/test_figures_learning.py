@@ -1,4 +1,4 @@
-"""Tests of what settings do to learning, in figures."""
+"""Tests of the figures of learning."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from commbench.results import Run
 
 
 def run_with_losses(losses: dict[str, list[list[float]]], step_ms: dict[str, float] | None = None) -> Run:
-    """Return a run with the losses of each launch, by hook."""
+    """Return a run with the losses of each launch by hook."""
     records = [
         make_training_record(
             make_training_case(hook), launch=launch, losses=values, step_ms=(step_ms or {}).get(hook, 20.0)
@@ -23,7 +23,7 @@ def run_with_losses(losses: dict[str, list[list[float]]], step_ms: dict[str, flo
 
 
 def test_curves_are_the_mean_over_launches_and_bands_the_range() -> None:
-    """Draw it over steps, and over the time that the steps take."""
+    """Draw mean and range over launches, over steps and over time."""
     (group,) = groups([run_with_losses({"none": [[4.0, 2.0, 1.0], [6.0, 4.0, 1.0]]})])
     learned = learned_of(group.trials[0], loss_of)
     by_steps, by_time = painted(paint_learning, learned, "training loss").axes
@@ -35,7 +35,7 @@ def test_curves_are_the_mean_over_launches_and_bands_the_range() -> None:
 
 
 def test_many_steps_are_averaged() -> None:
-    """Draw windows where single steps would be a thicket."""
+    """Average many steps in windows."""
     losses = [float(step) for step in range(1, 1201)]
     (group,) = groups([run_with_losses({"none": [losses]})])
     (one,) = learned_of(group.trials[0], loss_of)
@@ -45,14 +45,14 @@ def test_many_steps_are_averaged() -> None:
 
 
 def test_launches_that_lack_values_count_where_they_have_some() -> None:
-    """Take the mean over what there is; leave out what is no number."""
+    """Average the available values, without NaN."""
     (group,) = groups([run_with_losses({"none": [[4.0, 2.0], [2.0, float("nan")], []]})])
     (one,) = learned_of(group.trials[0], loss_of)
     assert [3.0, 2.0] == one.mean.tolist()
 
 
 def test_one_bucket_size_stands_for_each_hook() -> None:
-    """Show the default, of other hooks the fastest, and the recommended setting whatever its hook."""
+    """Draw the default, each hook's fastest setting, and the recommended one."""
     steps = {("none", "default"): 20.0, ("none", "25"): 18.0, ("fp16", "default"): 12.0, ("fp16", "25"): 10.0}
     records = [
         record
@@ -68,7 +68,7 @@ def test_one_bucket_size_stands_for_each_hook() -> None:
 
 
 def test_who_is_ahead_is_said_only_beyond_noise() -> None:
-    """Call neither noise a lead nor two launches proof; pair launches, which have data of their own."""
+    """Claim a lead only beyond the noise of paired launches."""
     data = [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
     paired = {"none": [[4.0 + own] * 60 for own in data], "fp16": [[2.0 + own] * 60 for own in data]}
     few = {hook: launches[:2] for hook, launches in paired.items()}
@@ -82,7 +82,7 @@ def test_who_is_ahead_is_said_only_beyond_noise() -> None:
 
 
 def test_fresh_launches_stand_where_there_are_any() -> None:
-    """Draw the launches that decided in place of the sweep's, all of their settings, and say so."""
+    """Draw all settings of the confirmation instead of the sweep, and say so."""
     settings = {("none", "default"): 3.0, ("none", "25"): 2.9, ("fp16", "25"): 2.0}
     sweep = [
         record
@@ -107,14 +107,14 @@ def test_fresh_launches_stand_where_there_are_any() -> None:
     ("hook", "selects"), [("topk:0.01", True), ("randomk:0.01", True), ("topk:0.01:scope=parameter", False)]
 )
 def test_hooks_that_select_over_a_bucket_learn_by_its_size(hook: str, selects: bool) -> None:
-    """Do not say that buckets do not matter to what sends a part of each."""
+    """State that bucket sizes matter for hooks that select within a bucket."""
     (drawing,) = learning_figures([run_with_losses({"none": [[2.0] * 3], hook: [[2.0] * 3]})])
     assert selects == (f"{hook} selects over a bucket" in drawing.caption)
     assert selects != ("buckets alone do not alter learning" in drawing.caption)
 
 
 def test_equal_time_is_when_the_first_is_through() -> None:
-    """Compare the slow setting where it is by then."""
+    """Compare settings when the fastest ends."""
     falling = [float(value) for value in range(100, 0, -1)]
     run = run_with_losses({"none": [falling] * 6, "fp16": [falling] * 6}, {"none": 20.0, "fp16": 10.0})
     caption = learning_figures([run])[0].caption
@@ -123,14 +123,14 @@ def test_equal_time_is_when_the_first_is_through() -> None:
 
 
 def test_few_steps_are_said_to_show_little() -> None:
-    """Warn where a run is too short."""
+    """Warn of too few steps."""
     short, long = (run_with_losses({"none": [[2.0] * count]}) for count in (5, 200))
     assert "So few steps show little" in learning_figures([short])[0].caption
     assert "So few steps" not in learning_figures([long])[0].caption
 
 
 def test_metrics_have_a_figure_with_their_target() -> None:
-    """Draw the values where they were evaluated, and the target."""
+    """Draw evaluated metrics and the target."""
     metrics = [(10, 0.5), (20, 0.75)]
     records = launches_of(20.0, metrics=metrics, metric_name="accuracy", target=0.7)
     (group,) = groups([training_run_of(records)])
@@ -144,7 +144,7 @@ def test_metrics_have_a_figure_with_their_target() -> None:
 
 
 def test_losses_that_fall_far_are_logarithmic() -> None:
-    """Show what happens below the first step too; a loss of zero or below forbids it."""
+    """Use a logarithmic axis for widely falling positive losses."""
     scales = []
     for last in (0.001, 1.0, -1.0):
         (group,) = groups([run_with_losses({"none": [[2.0, last]]})])
@@ -154,6 +154,6 @@ def test_losses_that_fall_far_are_logarithmic() -> None:
 
 
 def test_no_losses_no_figure() -> None:
-    """Draw nothing of a workload that learns nothing, or whose losses are no numbers."""
+    """Draw nothing without finite losses."""
     assert [] == learning_figures([training_run_of(launches_of(20.0))])
     assert [] == learning_figures([run_with_losses({"none": [[float("nan")] * 3]})])

@@ -25,21 +25,21 @@ from commbench.results import Run, load_run
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Return a live tuning of one launch that has ended in order."""
+    """Return a complete live tuning of one launch."""
     out = tmp_path_factory.mktemp("runs") / "mine"
     make_live_run(out)
     return load_run(out)
 
 
 def course(run: Run) -> Course:
-    """Return what is drawn of a live tuning."""
+    """Return the drawn course of a live tuning."""
     found = course_of(run)
     assert found is not None
     return found
 
 
 def test_spans_follow_the_blocks(tuned: Run) -> None:
-    """Show each block where it took place, one after the other, with its median."""
+    """Draw each block at its time, with its median."""
     spans = course(tuned).spans
     records, _ = simulate()
     assert sum(len(record.block_at) for record in tuned_records(tuned)) == len(spans)
@@ -55,13 +55,13 @@ def tuned_records(run: Run) -> list[object]:
 
 
 def test_settings_are_ordered(tuned: Run) -> None:
-    """Begin with the script's own setting, and go on with the fastest."""
+    """List the script's own setting first, then the fastest."""
     assert ["default buckets", "5 MiB buckets"] == list(course(tuned).names[:2])
     assert "100 MiB buckets" == course(tuned).names[-1]
 
 
 def test_the_script_s_own_setting_comes_first_whatever_it_is(tmp_path: Path) -> None:
-    """Name as its own the bucket size that the script asks for."""
+    """Name the script's bucket size as its own."""
     own = with_cap("25")
     run = open_run(tmp_path / "mine", own=own)
     run.append(make_blocks(own, [100.0, 101.0]))
@@ -78,7 +78,7 @@ def test_the_script_s_own_setting_comes_first_whatever_it_is(tmp_path: Path) -> 
 
 
 def test_timeline_has_a_line_for_each_setting(tuned: Run) -> None:
-    """Draw as many spans as there are blocks, and mark where the confirmation begins."""
+    """Draw one span per block, and mark the start of the confirmation."""
     known = course(tuned)
     above, below = painted(paint_timeline, known).axes
     assert list(known.names) == [label.get_text() for label in above.get_yticklabels()]
@@ -90,7 +90,7 @@ def test_timeline_has_a_line_for_each_setting(tuned: Run) -> None:
 
 
 def test_every_change_is_marked_below_the_loss(tuned: Run) -> None:
-    """Mark the begin of each span that differs from the one before, and draw each loss."""
+    """Mark every change of setting, and draw each loss."""
     known = course(tuned)
     (axes,) = painted(paint_loss, known).axes
     names = ["default buckets", *(span.name for span in known.spans)]
@@ -101,7 +101,7 @@ def test_every_change_is_marked_below_the_loss(tuned: Run) -> None:
 
 
 def test_the_last_of_several_launches_is_drawn(tmp_path: Path) -> None:
-    """Draw one launch, and say which."""
+    """Draw the last launch, and name it."""
     make_live_run(tmp_path / "mine", launches=2)
     known = course(load_run(tmp_path / "mine"))
     assert (1, 2) == (known.launch, known.launches)
@@ -110,7 +110,7 @@ def test_the_last_of_several_launches_is_drawn(tmp_path: Path) -> None:
 
 
 def test_other_runs_have_no_such_figures(tuned: Run) -> None:
-    """Draw nothing of a training that commbench has started, nor without a block; no loss where none is known."""
+    """Draw nothing for other trainings or without blocks, and no loss without losses."""
     plan = {**tuned.info["plan"], "live": False}
     assert [] == live_figures([dataclasses.replace(tuned, info={**tuned.info, "plan": plan})])
     assert [] == live_figures([dataclasses.replace(tuned, training_records=())])
@@ -119,13 +119,13 @@ def test_other_runs_have_no_such_figures(tuned: Run) -> None:
 
 
 def test_two_runs_have_figures_of_their_own(tuned: Run) -> None:
-    """Name the drawings apart."""
+    """Give the drawings of two runs different names."""
     one, other = (dataclasses.replace(tuned, path=Path("/runs") / name) for name in ("one", "other"))
     assert ["live-1", "live-2"] == [drawing.name for drawing in live_figures([one, other])]
 
 
 def test_texts_name_the_script_s_own_setting(tuned: Run) -> None:
-    """Say on the page what the baseline is, what rests on fresh blocks, how long it took, and what to paste."""
+    """State the baseline, the confirmed gain, the duration and the lines to paste."""
     text = read(tuned).text
     for part in (
         "train.py on 2 ranks: change to 5 MiB buckets.",

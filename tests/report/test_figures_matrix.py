@@ -1,4 +1,4 @@
-"""Tests of the heat map of pairs of ranks."""
+"""Tests of the heat map of rank pairs."""
 
 import numpy as np
 import pytest
@@ -22,13 +22,13 @@ def run_of(records: list[Record], hosts: int, ranks_per_host: int = 1, name: str
 
 
 def heat(run: Run) -> Heat:
-    """Return the cells of its only matrix."""
+    """Return the cells of the only matrix."""
     (matrix,) = run.matrices
     return heat_of(matrix, straggler_findings(run).families)
 
 
 def test_cells_are_from_row_to_column() -> None:
-    """Show bandwidth of the median over launches; the diagonal is empty."""
+    """Show median bandwidth from row to column, with an empty diagonal."""
     run = run_of(make_matrix(3, noise=0.0, rank_slowness=lambda a, b: 2.0 if (a, b) == (0, 2) else 1.0), 3)
     cells = heat(run)
     image = painted(paint_heat, cells).axes[0].get_images()[0].get_array()
@@ -41,13 +41,13 @@ def test_cells_are_from_row_to_column() -> None:
 
 
 def test_latency_is_a_time() -> None:
-    """Show microseconds where time is what matters."""
+    """Show microseconds for latency."""
     cells = heat(run_of(make_matrix(3, noise=0.0, case=make_case("latency", pattern="matrix")), 3))
     assert ("us", pytest.approx(INTER_US)) == (cells.unit, cells.cells[0, 1])
 
 
 def test_the_slow_host_is_marked() -> None:
-    """Point at the row and the column of a host that is slow both ways."""
+    """Mark the row and column of a host slow in both directions."""
     run = run_of(make_matrix(6, host_slowness=touching(2, 2.0), launches=10), 6)
     axes = painted(paint_heat, heat(run)).axes[0]
     (drawing,) = matrix_figures([run])
@@ -59,26 +59,26 @@ def test_the_slow_host_is_marked() -> None:
 
 
 def test_a_host_that_receives_slowly_has_its_column_marked() -> None:
-    """Point at no row then."""
+    """Mark only the column of a host slow as receiver."""
     run = run_of(make_matrix(6, host_slowness=receiving(4, 2.0), launches=10), 6)
     assert [(4.0, 1.02)] == marked(painted(paint_heat, heat(run)).axes[0], "slow")
 
 
 def test_all_ranks_of_a_slow_host_are_marked() -> None:
-    """Know where the ranks are."""
+    """Mark all ranks of a slow host."""
     run = run_of(make_matrix(5, 2, host_slowness=touching(1, 3.0), launches=10), 5, 2)
     rows = {y for x, y in marked(painted(paint_heat, heat(run)).axes[0], "slow") if x == 1.02}
     assert {2.0, 3.0} <= rows
 
 
 def test_nothing_slow_is_said() -> None:
-    """Do not leave a reader looking for marks."""
+    """State that nothing is slow."""
     (drawing,) = matrix_figures([run_of(make_matrix(4), 4)])
     assert "Here no host or link is shown to be slower than its peers." in drawing.caption
 
 
 def test_what_was_not_judged_is_not_called_sound() -> None:
-    """Say that launches are too few, and that of two hosts none can be the odd one."""
+    """State that launches are too few, or that two hosts cannot be judged."""
     (few,) = matrix_figures([run_of(make_matrix(4, launches=1), 4)])
     (two,) = matrix_figures([run_of(make_matrix(2), 2)])
     assert "Hosts and links are not judged: 1 launch cannot distinguish slowness from chance" in few.caption
@@ -87,7 +87,7 @@ def test_what_was_not_judged_is_not_called_sound() -> None:
 
 
 def test_a_matrix_speaks_for_itself() -> None:
-    """Find nothing slow in a sound matrix though a host is slow in the other."""
+    """Mark nothing in a matrix because of another one."""
     slow = make_matrix(6, host_slowness=touching(2, 3.0), launches=10)
     sound = make_matrix(6, launches=10, case=make_case("latency", pattern="matrix", message_bytes=8))
     captions = [drawing.caption for drawing in matrix_figures([run_of([*slow, *sound], 6)])]
@@ -98,7 +98,7 @@ def test_a_matrix_speaks_for_itself() -> None:
 
 
 def test_typical_is_what_pairs_have_that_nothing_slow_explains() -> None:
-    """State what half of the other pairs move, in the unit of the colours, and what the marked ones do."""
+    """State the median of unmarked pairs in the colours' unit, and the marked pairs' value."""
     small = make_case("bandwidth", pattern="matrix", message_bytes=1024)
     run = run_of(make_matrix(4, noise=0.001, host_slowness=touching(2, 4.0), launches=8, case=small), 4)
     (drawing,) = matrix_figures([run])
@@ -116,13 +116,13 @@ def test_hosts_name_the_axes_and_few_cells_are_written() -> None:
 
 
 def test_pairs_that_were_not_timed_are_blank_and_counted() -> None:
-    """Say how many there are."""
+    """Leave untimed pairs blank, and state their number."""
     (drawing,) = matrix_figures([run_of(without(make_matrix(4), (0, 1), (2, 1)), 4)])
     assert "2 pairs could not be timed and are blank." in drawing.caption
 
 
 def test_very_many_ranks_share_cells_that_show_the_slowest_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the image small, and keep one slow pair of many visible."""
+    """Show the slowest pair per cell of a large matrix."""
     cells_a_side = 40
     monkeypatch.setattr(matrix_drawing, "MOST_CELLS", cells_a_side)
     records = make_matrix(
@@ -140,7 +140,7 @@ def test_very_many_ranks_share_cells_that_show_the_slowest_pair(monkeypatch: pyt
 
 
 def test_a_wide_range_gets_a_logarithmic_scale() -> None:
-    """Let a slow link not hide what the others are like."""
+    """Use a logarithmic scale for a wide range."""
     from matplotlib.colors import LogNorm
 
     wide = heat(run_of(make_matrix(4, noise=0.0, host_slowness=touching(1, 30.0)), 4))
@@ -151,7 +151,7 @@ def test_a_wide_range_gets_a_logarithmic_scale() -> None:
 
 
 def test_hostile_hosts_are_plain_text() -> None:
-    """Show names as they are."""
+    """Draw host names literally."""
     from dataclasses import replace
 
     run = run_of(make_matrix(3), 3)
@@ -161,7 +161,7 @@ def test_hostile_hosts_are_plain_text() -> None:
 
 
 def test_every_run_has_its_own() -> None:
-    """Heat maps do not overlay; without a matrix there is none."""
+    """Draw a heat map per matrix and run."""
     runs = [run_of(make_matrix(3), 3, name=name) for name in ("old", "new")]
     drawings = matrix_figures(runs)
 

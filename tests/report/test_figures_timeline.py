@@ -25,13 +25,13 @@ def records() -> list[TrainingRecord]:
 
 
 def trial(**changes: object) -> Trial:
-    """Return the only trial of these."""
+    """Return the only trial of these records."""
     (group,) = groups([training_run_of(records(), **changes)])  # type: ignore[arg-type] # fields of a run
     return group.trials[0]
 
 
 def bars(colour: str, panel: int = 0) -> list[tuple[float, float]]:
-    """Return where the bars of a colour begin and end, in milliseconds."""
+    """Return start and end of the bars of a colour, in milliseconds."""
     axes = painted(paint_steps, steps_of(trial())).axes[panel]
     from matplotlib.colors import to_hex
 
@@ -43,14 +43,14 @@ def bars(colour: str, panel: int = 0) -> list[tuple[float, float]]:
 
 
 def test_the_default_stands_above_the_recommended_setting() -> None:
-    """Show what was recommended, which need not be the fastest; without a recommendation the fastest."""
+    """Draw the default above the recommended or else the fastest setting."""
     keep = recommendation_of({"hook": "fp16", "bucket_cap_mb": "25"}, verdict="keep")
     assert ["none, default buckets", "fp16, 25 MiB buckets"] == [step.name for step in steps_of(trial())]
     assert ["none, default buckets"] == [step.name for step in steps_of(trial(recommendation=keep))]
 
 
 def test_buckets_wait_compress_and_communicate() -> None:
-    """Draw a bucket from ready to done: the first part of compressing before the start, the rest at the end."""
+    """Draw a bucket from ready to done: waiting, compression, communication, decompression."""
     # ready, start, done are 4, 5, 9 of the first bucket without compressing, and 6, 8, 14 of the second with 1.5 ms
     assert [(4.0, 5.0), (6.0, 6.5)] == bars(WAIT)
     assert [(6.5, 8.0)] == bars(COMPRESS)
@@ -58,7 +58,7 @@ def test_buckets_wait_compress_and_communicate() -> None:
 
 
 def test_compressing_that_does_not_fit_before_the_start_comes_last() -> None:
-    """Count decompressing to the end of a bucket."""
+    """Draw compression beyond the start at the bucket's end."""
     from matplotlib.colors import to_hex
 
     bucket = make_bucket(ready_ms=1.0, start_ms=2.0, done_ms=8.0, compress_ms=3.0)
@@ -69,14 +69,14 @@ def test_compressing_that_does_not_fit_before_the_start_comes_last() -> None:
 
 
 def test_the_exposed_part_is_at_the_end_of_the_backward_pass() -> None:
-    """Shade by how much the backward pass is longer than without DDP."""
+    """Shade the exposed communication at the end of the backward pass."""
     default = steps_of(trial())[0]
     # backward is 0.6 of the step: 12 ms with DDP, 4.8 without
     assert pytest.approx((4.8, 12.0)) == default.exposed
 
 
 def test_every_colour_of_the_bars_is_explained() -> None:
-    """Shade behind the bars, not over them, and let waiting be seen on the paper."""
+    """Explain every colour, and shade behind the bars."""
     figure = painted(paint_steps, steps_of(trial()))
     shades = [patch for patch in figure.axes[0].patches if patch.get_gid() == "exposed"]
     bars_ = [patch for patch in figure.axes[0].patches if patch.get_gid() != "exposed"]
@@ -86,7 +86,7 @@ def test_every_colour_of_the_bars_is_explained() -> None:
 
 
 def contrast(one: str, other: str) -> float:
-    """Return the ratio of two colours' luminances as WCAG 2 defines it."""
+    """Return the luminance ratio of two colours by WCAG 2."""
     from matplotlib.colors import to_rgb
 
     def luminance(colour: str) -> float:
@@ -98,7 +98,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_the_caption_counts_buckets_and_states_what_is_exposed() -> None:
-    """Compute both settings' share, and the difference."""
+    """State buckets, exposed shares and their difference."""
     (drawing,) = timeline_figures([training_run_of(records())])
 
     assert "none, default buckets: 2 buckets, step 20.0 ms, of it 7.20 ms (36 %) exposed." in drawing.caption
@@ -111,7 +111,7 @@ def test_the_caption_counts_buckets_and_states_what_is_exposed() -> None:
 
 
 def test_a_lone_setting_is_called_the_recommended_default_only_where_it_is() -> None:
-    """Say nothing of another setting's panel that stands alone because the default failed."""
+    """Name a single panel's setting correctly if the default failed."""
     failed = make_training_record(status="failed", reason="No memory.")
     other = launches_of(10.0, make_training_case("fp16", "25"), buckets=BUCKETS[:1])
     keep = recommendation_of({}, verdict="keep")
@@ -124,7 +124,7 @@ def test_a_lone_setting_is_called_the_recommended_default_only_where_it_is() -> 
 
 
 def test_without_times_there_is_no_timeline() -> None:
-    """Draw nothing of settings without a backward pass, and of no training."""
+    """Draw nothing without backward times or training."""
     assert [] == timeline_figures([training_run_of(launches_of(20.0, backward_ms=None))])
     assert [] == timeline_figures([training_run_of([])])
 
@@ -132,7 +132,7 @@ def test_without_times_there_is_no_timeline() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("with_png")
 def test_very_many_buckets_stay_within_a_page() -> None:
-    """Thin the labels rather than grow without end."""
+    """Thin the labels of many buckets."""
     many = [make_bucket(1000, done_ms=6.0 + number) for number in range(200)]
     (drawing,) = timeline_figures([training_run_of(launches_of(20.0, buckets=many))])
 
@@ -143,7 +143,7 @@ def test_very_many_buckets_stay_within_a_page() -> None:
 
 
 def test_each_run_has_its_own() -> None:
-    """Timelines of two runs cannot be laid over each other."""
+    """Draw a timeline per run."""
     drawings = timeline_figures([training_run_of(records(), name) for name in ("old", "new")])
     assert ["old: ", "new: "] == [drawing.title[:5] for drawing in drawings]
     assert 2 == len({drawing.name for drawing in drawings})

@@ -10,7 +10,7 @@ from commbench.results import Run
 
 
 def make_topology(gpus: int = 0, **changes: Any) -> dict[str, Any]:
-    """Return the topology of a host of two sockets with half of the GPUs and an adapter on each."""
+    """Return the topology of a host with two sockets, each with half of the GPUs and an adapter."""
     names = [*(f"GPU{index}" for index in range(gpus)), "mlx5_0", "mlx5_1"]
     matrix = [
         [
@@ -60,7 +60,7 @@ def make_topology(gpus: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def run_with(*topologies: dict[str, Any] | None, names: tuple[str, ...] = (), **info: Any) -> Run:
-    """Return a run of hosts with these topologies, two ranks on each."""
+    """Return a run of hosts with these topologies and two ranks each."""
     from pathlib import Path
 
     names = names or tuple(f"host{number}" for number in range(len(topologies)))
@@ -70,7 +70,7 @@ def run_with(*topologies: dict[str, Any] | None, names: tuple[str, ...] = (), **
 
 
 def test_hosts_that_are_alike_are_drawn_once() -> None:
-    """Name the first and count the others; what ranks stand where does not make hosts differ."""
+    """Draw equal hosts once with their number, whatever their ranks."""
     other = {**make_topology(4), "ranks": [{"rank": 2, "numa_nodes": [0]}]}
     run = run_with(make_topology(4), other, make_topology(2))
     first, second = boxes_of(run.info)
@@ -82,14 +82,14 @@ def test_hosts_that_are_alike_are_drawn_once() -> None:
 
 
 def test_hosts_that_differ_by_a_page_are_alike() -> None:
-    """Compare memory by the GiB, as it is shown."""
+    """Compare memory in GiB."""
     other = make_topology(4)
     other["numa"][0]["memory_bytes"] += 4096
     assert [["host0", "host1"]] == [box.hosts for box in boxes_of(run_with(make_topology(4), other).info)]
 
 
 def test_the_caption_of_very_many_kinds_is_short() -> None:
-    """Say how many kinds there are, and what is in those that are drawn."""
+    """State the number of host types, and the content of the drawn ones."""
     (drawing,) = topology_figures([run_with(*(make_topology(gpus) for gpus in range(1, 9)))])
     assert "8 hosts are of 8 kinds, of which the first 3 are drawn: host0" in drawing.caption
     assert "host3: 1 NUMA" not in drawing.caption
@@ -97,14 +97,14 @@ def test_the_caption_of_very_many_kinds_is_short() -> None:
 
 
 def test_devices_lie_on_their_memory_nodes() -> None:
-    """Put what is on no known node last."""
+    """Draw devices of unknown node last."""
     (box,) = boxes_of(run_with(make_topology(4)).info)
     placed = {node: [device.name for device in devices] for node, _, devices in box.nodes}
     assert {0: ["GPU0", "GPU2", "mlx5_0"], 1: ["GPU1", "GPU3", "mlx5_1"], None: ["eth0"]} == placed
 
 
 def test_links_are_lines() -> None:
-    """Join what has NVLinks or a switch between it, each pair once."""
+    """Draw a line per NVLink or switch connection, once per pair."""
     topology = make_topology(2)
     figure = painted(paint_boxes, boxes_of(run_with(topology).info))
 
@@ -114,7 +114,7 @@ def test_links_are_lines() -> None:
 
 
 def test_a_mesh_is_no_thicket() -> None:
-    """Mark each GPU of a mesh instead of drawing a line for each pair."""
+    """Mark the GPUs of a full mesh instead of drawing lines."""
     topology = make_topology(8)
     figure = painted(paint_boxes, boxes_of(run_with(topology).info))
     kinds = [line.get_gid() for line in figure.axes[0].get_lines()]
@@ -133,7 +133,7 @@ def test_texts_tell_what_there_is() -> None:
 
 
 def test_remarks_are_in_the_caption() -> None:
-    """Repeat what slows communication down."""
+    """Repeat remarks on slow paths in the caption."""
     bare = make_topology()
     bare["numa"][1]["memory_bytes"] = 0
     (drawing,) = topology_figures([run_with(bare)])
@@ -141,20 +141,20 @@ def test_remarks_are_in_the_caption() -> None:
 
 
 def test_nothing_is_drawn_of_what_is_not_known() -> None:
-    """Older runs and foreign ones know no topology."""
+    """Draw nothing for runs without topology."""
     assert [] == topology_figures([run_with(None)])
     assert [] == topology_figures([run_with()])
 
 
 def test_a_host_without_anything_known_is_a_box() -> None:
-    """Take no entry for granted."""
+    """Draw a host with empty entries."""
     empty = {"numa": [], "gpus": [], "network": [], "rdma": [], "links": {"devices": [], "matrix": []}}
     (drawing,) = topology_figures([run_with({**empty, "sockets": None, "cores": None, "threads": None, "caches": []})])
     assert "host0: ranks 0 and 1" in texts_of(drawing.svg)
 
 
 def test_hostile_names_are_plain_text() -> None:
-    """Show a host's name as it is."""
+    """Draw host names literally."""
     name = '</svg><script>"$x$'
     (drawing,) = topology_figures([run_with(make_topology(), names=(name,))])
     assert f"{name}: ranks 0 and 1" in texts_of(drawing.svg)

@@ -1,4 +1,4 @@
-"""Tests of the bytes sent in a step, in figures."""
+"""Tests of the figure of bytes sent per step."""
 
 from drawings import painted, training_run_of
 from training_builders import launches_of, make_training_case
@@ -9,7 +9,7 @@ from commbench.report.figures.words import groups
 
 
 def records(sent: dict[str, float]) -> list[TrainingRecord]:
-    """Return launches of each hook that send so many bytes, 40 MB being dense."""
+    """Return launches of each hook with the given bytes; dense gradients have 40 MB."""
     return [
         record
         for hook, sent_bytes in sent.items()
@@ -20,7 +20,7 @@ def records(sent: dict[str, float]) -> list[TrainingRecord]:
 
 
 def test_bars_are_megabytes_beside_the_dense_ones() -> None:
-    """Draw a bar a hook from zero, and the dense all-reduce as a line."""
+    """Draw a bar per hook from zero, and a line for the dense all-reduce."""
     (group,) = groups([training_run_of(records({"none": 40e6, "fp16": 20e6}))])
     axes = painted(paint_bars, bars_of(group)).axes[0]
 
@@ -30,32 +30,32 @@ def test_bars_are_megabytes_beside_the_dense_ones() -> None:
 
 
 def test_a_wide_range_is_dots_on_a_logarithmic_axis() -> None:
-    """A bar would begin anywhere there."""
+    """Draw dots on a logarithmic axis for a wide range."""
     (group,) = groups([training_run_of(records({"none": 40e6, "topk:0.01": 0.8e6}))])
     axes = painted(paint_bars, bars_of(group)).axes[0]
     assert ("log", 0) == (axes.get_xscale(), len(axes.patches))
 
 
 def test_the_most_frugal_is_named_with_its_share() -> None:
-    """Compute it from the rows."""
+    """Name the hook with the fewest bytes and its share."""
     (drawing,) = traffic_figures([training_run_of(records({"none": 40e6, "topk:0.01": 0.8e6}))])
     assert "topk:0.01 sends least: 0.800 MB a step, 2 % of the 40.0 MB of a dense all-reduce" in drawing.caption
 
 
 def test_a_hook_that_sends_otherwise_than_it_says_is_named() -> None:
-    """Repeat the warning of the row."""
+    """Repeat the row's warning about unexpected bytes."""
     odd = launches_of(10.0, sent_bytes=80e6, expected_bytes=40e6, dense_bytes=40e6)
     assert "The bytes of none differ from theory" in traffic_figures([training_run_of(odd)])[0].caption
 
 
 def test_unknown_bytes_are_not_drawn() -> None:
-    """Draw nothing where nothing was counted."""
+    """Draw nothing without counted bytes."""
     assert [] == traffic_figures([training_run_of(launches_of(10.0, sent_bytes=None))])
     assert [] == traffic_figures([training_run_of([])])
 
 
 def test_runs_stand_beside_each_other() -> None:
-    """Begin names with the run's."""
+    """Prefix names with the run's."""
     runs = [training_run_of(records({"none": 40e6}), name) for name in ("old", "new")]
     (group,) = groups(runs)
     assert ["old: none", "new: none"] == list(bars_of(group))

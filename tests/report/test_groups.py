@@ -1,4 +1,4 @@
-"""Tests of how groups of one pattern are printed: each or three of many, their sum, and the slowest by name."""
+"""Tests of printing groups of a pattern: each or three of many, their sum, and the slowest."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ def rows_of(records: list[Record]) -> list[Row]:
 
 
 def table(records: list[Record], width: int = 100) -> str:
-    """Return the tables as a log shows them."""
+    """Return the tables as printed to a log."""
     stream = io.StringIO()
     Console(file=stream, width=width, force_terminal=False).print(
         render_table(rows_of(records), width=width, hosts=HOSTS)
@@ -30,30 +30,30 @@ def table(records: list[Record], width: int = 100) -> str:
 
 
 def scaled(factor: float) -> list[float]:
-    """Return steady launches, ``factor`` times as long."""
+    """Return launches ``factor`` times as long, with little noise."""
     return [factor * time for time in STEADY]
 
 
 def two(factor: float = 1.8, **changes: object) -> list[Record]:
-    """Return launches of two groups at two sizes, the second group ``factor`` times slower."""
+    """Return launches of two groups at two sizes, the second ``factor`` times slower."""
     cases = [make_case(pattern="node", message_bytes=size, **changes) for size in (KIB, MIB)]
     return [record for case in cases for record in make_grouped(case, {"0-1": STEADY, "2-3": scaled(factor)})]
 
 
 def many(count: int) -> list[Record]:
-    """Return launches of so many groups, each a little slower than the one before it, the last by far."""
+    """Return launches of several groups, each slightly slower than the one before, the last by far."""
     times = {f"{2 * i},{2 * i + 1}": scaled(1 + 0.001 * i) for i in range(count - 1)} | {"98,99": scaled(3.0)}
     return make_grouped(make_case(pattern="split:2", message_bytes=MIB), times)
 
 
 def line_with(text: str, *words: str) -> str:
-    """Return the only line that holds all words."""
+    """Return the only line that contains all words."""
     (line,) = [line for line in text.splitlines() if all(word in line for word in words)]
     return line
 
 
 def test_groups_have_lines_of_their_own() -> None:
-    """Name the groups in the title and in lines of each size, which is said once."""
+    """Print the groups in the title and per size, with each size once."""
     text = table(two())
     assert "all_reduce, float32, sum, in place, node: groups 0-1, 2-3 (4 ranks on 2 hosts, 6 launches)" in text
     assert "10.0 us" in line_with(text, "1 KiB", " 0-1 ")
@@ -62,14 +62,14 @@ def test_groups_have_lines_of_their_own() -> None:
 
 
 def test_rates_are_summed_beside_the_table() -> None:
-    """Add up what all groups move at once: 1 MiB in 10 us and in 18 us; a barrier moves nothing."""
+    """Add the rates of concurrent groups; a barrier has none."""
     lines = [line.split() for line in table(two()).splitlines() if "all 2" in line]
     assert MIB / 10 / 1e3 + MIB / 18 / 1e3 == pytest.approx(float(lines[1][2]), rel=0.01)
     assert "all 2" not in table(make_grouped(make_case("barrier", pattern="node"), {"0-1": STEADY, "2-3": STEADY}))
 
 
 def test_the_slowest_is_named_with_its_place() -> None:
-    """Say which group, on which host and by how much; of equals say that there is none."""
+    """Name the slowest group, its host and factor, or none among equals."""
     expected = "mpi: slowest group 2-3 on host1: 1.80 times the median at "
     text = table(two())
     assert expected in text
@@ -80,7 +80,7 @@ def test_the_slowest_is_named_with_its_place() -> None:
 
 @pytest.mark.parametrize(("count", "lines"), [(8, 8), (9, 3), (40, 3)])
 def test_many_groups_are_shown_by_three(count: int, lines: int) -> None:
-    """Show the slowest, the median and the fastest of more than eight, each by name, and say how many there are."""
+    """Print the slowest, median and fastest of more than eight groups, with the total."""
     text = table(many(count))
     shown = [line for line in text.splitlines() if " us [" in line]
     assert lines == len(shown)
@@ -95,7 +95,7 @@ def test_many_groups_are_shown_by_three(count: int, lines: int) -> None:
 
 @pytest.mark.parametrize("count", [8, 9])
 def test_groups_of_many_ranks_fit_the_line(count: int) -> None:
-    """Name the first two and the last of many ranks that are no neighbours; print no line over 100 columns."""
+    """Abbreviate the ranks of large groups to fit 100 columns."""
     times = {",".join(str(100 + i + count * k) for k in range(16)): scaled(1 + (i == 2)) for i in range(count)}
     text = table(make_grouped(make_case(pattern=f"stride:{count}"), times))
     expected = f"102,{102 + count},..,{102 + 15 * count}"
@@ -106,20 +106,20 @@ def test_groups_of_many_ranks_fit_the_line(count: int) -> None:
 
 
 def test_backends_stand_side_by_side_in_groups_too() -> None:
-    """Share the lines of groups between backends."""
+    """Print the groups of backends side by side."""
     both = [*two(), *two(backend="gloo")]
     assert 2 == line_with(table(both, width=120), "1 KiB", " 0-1 ").count("10.0 us")
 
 
 def test_one_group_is_a_plain_table() -> None:
-    """Name the only group in the title alone."""
+    """Print a single group's name in the title only."""
     text = table(make_grouped(make_case(pattern="node"), {"1-2": STEADY}))
     assert "node: group 1-2 (" in text
     assert "all 1" not in text
 
 
 def test_groups_without_a_result_say_why() -> None:
-    """Show a status in place of times, once, with its reason; a group that only stopped is not called wrong."""
+    """Print the status and once its reason; name only groups with wrong data wrong."""
     refused = make_record(make_case(pattern="cross"), status="unsupported", reason="no such group", group="")
     assert "unsupported" in line_with(table([refused]), "1 KiB")
     wrong = make_grouped(make_case(pattern="node"), {"0-1": [9.0], "2-3": [9.0]})[0].to_json()
@@ -130,21 +130,21 @@ def test_groups_without_a_result_say_why() -> None:
 
 
 def test_sums_need_every_group() -> None:
-    """Give no sum where a group has no rate."""
+    """Print no sum if a group has no rate."""
     rows = rows_of(two())[:1]
     assert (None, None) == rates_together(rows, 2)
     assert {"0-1"} == chosen(rows, 2).keys()
 
 
 def test_the_slow_are_counted_in_a_warning() -> None:
-    """Count the rows of a slow group without flagging their times."""
+    """Count the rows of a slow group in a warning, without flagging their times."""
     (warning,) = warnings_for(rows_of(two()), make_info())
     assert warning.startswith("2 of 4 rows are of a group that was slower")
 
 
 @pytest.mark.parametrize("style", ["nccl-tests", "osu"])
 def test_other_tools_formats_have_a_block_a_group(style: str) -> None:
-    """Print each group as a run of its own, and say which it is; a run without groups as ever."""
+    """Print a named block per group in other tools' formats."""
     text = render(rows_of(two()), style)
     blocks = [line for line in text.splitlines() if "2 ranks" in line]
     assert ["group 0-1", "group 2-3"] == [next(word for word in line.split(", ") if "group" in word) for line in blocks]
@@ -153,6 +153,6 @@ def test_other_tools_formats_have_a_block_a_group(style: str) -> None:
 
 
 def test_csv_has_a_line_a_group() -> None:
-    """Write each group's ranks and size into its line."""
+    """Write each group's ranks and size in CSV."""
     lines = list(csv.DictReader(io.StringIO(render(rows_of(two()), "csv"))))
     assert [("0-1", "2"), ("2-3", "2")] * 2 == [(line["group"], line["group_size"]) for line in lines]

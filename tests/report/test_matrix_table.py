@@ -1,4 +1,4 @@
-"""Tests of matrices as tables, and of the sentence about who is slow."""
+"""Tests of printing matrices and the sentence on stragglers."""
 
 import io
 from pathlib import Path
@@ -24,7 +24,7 @@ def make_run(hosts: int, ranks_per_host: int = 1, **rule: Any) -> Run:
 
 
 def printed(run: Run, style: str = "table", width: int = 300) -> str:
-    """Return what is printed of a run, as a log file would hold it, its sentences on one line each."""
+    """Return a run's printed text as in a log, with each sentence on one line."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, highlight=False, color_system=None)
     print_run(run, style, console)
@@ -32,13 +32,13 @@ def printed(run: Run, style: str = "table", width: int = 300) -> str:
 
 
 def line_of(text: str, name: str) -> list[str]:
-    """Return the cells of the table line that begins with a name."""
+    """Return the cells of the table line that starts with a name."""
     (line,) = [line.split() for line in text.splitlines() if line.startswith(f"{name} ")]
     return line[1:]
 
 
 def test_hosts_stand_by_hosts_with_the_slow_marked() -> None:
-    """Show each host with each, the bandwidth from row to column, slow links marked."""
+    """Print bandwidth from row to column between hosts, slow links marked."""
     text = printed(make_run(4, noise=0.001, host_slowness=touching(2, 4.0)))
     assert "mpi bandwidth 1 MiB, matrix: GB/s from row to column (6 launches)" in text
     assert ["-", "10.5", "2.62*", "10.5"] == line_of(text, "host1")
@@ -47,14 +47,14 @@ def test_hosts_stand_by_hosts_with_the_slow_marked() -> None:
 
 
 def test_one_way_is_marked_one_way() -> None:
-    """Mark what a slow sender sends, and not what it receives."""
+    """Mark only what a slow sender sends."""
     text = printed(make_run(4, noise=0.001, host_slowness=sending(0, 4.0)))
     assert ["-", "2.62*", "2.62*", "2.62*"] == line_of(text, "host1")
     assert ["10.5", "-", "10.5", "10.5"] == line_of(text, "host2")
 
 
 def test_ranks_stand_by_ranks_on_one_host() -> None:
-    """Show ranks where there is one host, and times for latency."""
+    """Print ranks for one host, and times for latency."""
     case = make_case("latency", pattern="matrix", message_bytes=8)
     text = printed(make_run(1, 4, noise=0.001, case=case))
     assert "mpi latency 8 B, matrix: time in us from row to column (6 launches)" in text
@@ -65,7 +65,7 @@ def test_ranks_stand_by_ranks_on_one_host() -> None:
 @pytest.mark.parametrize("operation", ["latency", "bandwidth"])
 @pytest.mark.parametrize("hosts", [1, 3, 10])
 def test_tables_fit_100_columns(hosts: int, operation: str) -> None:
-    """Cut nothing off: number the columns where names are long."""
+    """Number the columns of long names instead of cutting them."""
     case = make_case(operation, pattern="matrix", message_bytes=8)
     ranks = 10 if hosts == 1 else 1
     info = make_hosts(hosts, ranks)
@@ -88,14 +88,14 @@ def test_tables_fit_100_columns(hosts: int, operation: str) -> None:
 
 
 def test_of_many_the_worst_are_shown() -> None:
-    """Show the five slowest of twelve hosts with how much slower they are."""
+    """Print the five slowest of twelve hosts with their factors."""
     text = printed(make_run(12, noise=0.001, host_slowness=touching(6, 4.0)))
     assert ["2.62*", "2.62*", "4.00"] == line_of(text, "host7")
     assert 5 == sum(line.startswith("host") for line in text.splitlines())
 
 
 def test_ranks_of_hosts_are_put_together() -> None:
-    """Show the median pair of ranks, within hosts on the diagonal."""
+    """Print the median rank pair per host pair, within hosts on the diagonal."""
     text = printed(make_run(3, 2, noise=0.001))
     assert "(median pair of ranks, 6 launches)" in text
     assert ["35", "10.5", "10.5"] == line_of(text, "host1")
@@ -103,7 +103,7 @@ def test_ranks_of_hosts_are_put_together() -> None:
 
 @pytest.mark.parametrize("hosts", [4, 12])
 def test_untimed_pairs_are_said(hosts: int) -> None:
-    """Say how many pairs could not be timed, here all of the last host, and show no time of theirs."""
+    """State the number of untimed pairs, and print no time for them."""
     last = hosts - 1
     pairs = [pair for rank in range(last) for pair in ((rank, last), (last, rank))]
     records = without(make_matrix(hosts, noise=0.001), *pairs, group_size=hosts)
@@ -115,7 +115,7 @@ def test_untimed_pairs_are_said(hosts: int) -> None:
 
 
 def test_results_are_named_with_their_pairs(tmp_path: Path) -> None:
-    """Name pairs.csv beside collectives.csv where there is one."""
+    """Name pairs.csv beside collectives.csv if it exists."""
     with Store.open(tmp_path / "mine", make_hosts(3)) as store:
         store.append(make_record())
         write_tables(store)
@@ -129,13 +129,13 @@ def test_results_are_named_with_their_pairs(tmp_path: Path) -> None:
 
 
 def test_sentence_names_the_slow_host() -> None:
-    """Say who, how much slower, how sure, and in what."""
+    """Name the slow host, its factor, certainty and operation."""
     sentence = conclude(straggler_findings(make_run(4, noise=0.001, host_slowness=touching(2, 4.0))))
     assert "Slow: host3: its links take 4 times [4, 4] as long as the others' in mpi bandwidth 1 MiB." == sentence
 
 
 def test_sentence_names_an_uplink() -> None:
-    """Say between which hosts the slow links are."""
+    """Name the hosts between which links are slow."""
     sentence = conclude(straggler_findings(make_run(4, noise=0.001, host_slowness=crossing(2, 4.0))))
     assert sentence.startswith("Slow: links between host1, host2 and host3, host4 take 4 times [")
 
@@ -159,14 +159,14 @@ def test_sentence_merges_what_shows_in_several_cases() -> None:
 
 
 def test_sentence_says_none_and_what_would_be_seen() -> None:
-    """Say that nothing differs, out of how many, and what difference would have been found."""
+    """State the number of comparisons and the detectable difference if nothing is slow."""
     sentence = conclude(straggler_findings(make_run(4)))
     assert sentence.startswith("Slow: none of 4 hosts and 12 links differs from its peers by more than noise (a host ")
     assert sentence.endswith(" % slower would have been seen).")
 
 
 def test_sentence_says_what_one_launch_cannot() -> None:
-    """Say that one launch is too few, how many would do, and who came out slowest."""
+    """State how many launches are needed, and the slowest host of one launch."""
     sentence = conclude(straggler_findings(make_run(4, launches=1, noise=0.001, host_slowness=touching(0, 4.0))))
     assert (
         "Slow: not judged: 4 hosts and 12 links, because 1 launch cannot distinguish slowness from chance and 5 would "
@@ -175,18 +175,18 @@ def test_sentence_says_what_one_launch_cannot() -> None:
 
 
 def test_sentence_of_two_hosts() -> None:
-    """Say that two hosts cannot be told apart."""
+    """State that two hosts cannot be distinguished."""
     assert "Slow: with two hosts it cannot be told which of the two is slow; add a third." == conclude(
         straggler_findings(make_run(2))
     )
 
 
 def test_runs_without_peers_say_nothing() -> None:
-    """Print nothing about slowness after an ordinary run on two ranks."""
+    """Print nothing on stragglers for two ordinary ranks."""
     assert "Slow" not in printed(Run(path=Path("mine"), info=make_hosts(2), records=(make_record(),)))
 
 
 def test_other_formats_are_unaffected(capsys: pytest.CaptureFixture[str]) -> None:
-    """Print rows and nothing else as CSV."""
+    """Print only rows as CSV."""
     print_run(make_run(4), "csv", make_console())
     assert "Slow" not in capsys.readouterr().out

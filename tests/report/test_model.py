@@ -20,7 +20,7 @@ from commbench.results import MODEL, Store, load_run
 
 
 def printed(model: NetworkModel) -> str:
-    """Return the table as a terminal of 120 characters shows it."""
+    """Return the table as printed to a terminal of 120 characters."""
     console = Console(file=io.StringIO(), width=120)
     console.print(render_model(model))
     return console.file.getvalue()  # type: ignore[attr-defined] - it is the StringIO given
@@ -44,7 +44,7 @@ def make_run(path: Path, sizes: tuple[int, ...] = SIZES) -> Path:
 
 
 def test_the_model_is_written_where_sizes_suffice(tmp_path: Path) -> None:
-    """Write what is fitted to the records, and nothing for two sizes."""
+    """Write the fitted model, and nothing for two sizes."""
     path = make_run(tmp_path / "mine")
     written = NetworkModel.from_json(json.loads((path / MODEL).read_text()))
     assert network_model(load_run(path)) == written
@@ -55,7 +55,7 @@ def test_the_model_is_written_where_sizes_suffice(tmp_path: Path) -> None:
 
 
 def test_table_shows_lines_and_errors() -> None:
-    """Show each line's start-up time and rate, and of a curve its errors and what is unusual about it."""
+    """Print each line's latency and rate, and a curve's errors and variants."""
     text = printed(NetworkModel.fit(sweep()))
     (line,) = (line for line in text.splitlines() if line.startswith("all_reduce"))
     words = ["all_reduce", "mpi", "float32", "2", "1", "KiB", "1", "MiB", "20.0", "us"]
@@ -71,7 +71,7 @@ def test_table_shows_lines_and_errors() -> None:
 
 
 def test_one_line_says_how_good_it_is() -> None:
-    """Say how many curves and how large their errors are; nothing without curves."""
+    """Print the number of curves and their errors in one line, or nothing."""
     model = NetworkModel.fit(sweep())
     assert conclude_model(model).startswith("Fitted: 1 curve; median error at sizes left out ")
     assert conclude_model(NetworkModel.fit([])) == ""
@@ -80,7 +80,7 @@ def test_one_line_says_how_good_it_is() -> None:
 def test_report_prints_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Print one line below the rows, the table when asked, and refuse another format of it."""
+    """Print one line below the rows, the table on request, and refuse other formats."""
     path = str(make_run(tmp_path / "mine"))
     assert 0 == command(monkeypatch, "report", path)
     assert "Fitted: 1 curve" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Tests of what the page says of each kind of run."""
+"""Tests of the page's content for each type of run."""
 
 import dataclasses
 import re
@@ -29,7 +29,7 @@ from commbench.tuner.snippet import keep_snippet
 
 
 def test_collectives_are_tables_of_numbers_and_flags() -> None:
-    """Show time, interval, busbw and flags with their meanings; name the best bandwidth first."""
+    """Show time, interval, busbw and explained flags; state the best bandwidth first."""
     sizes = [make_case(message_bytes=size) for size in (1024, MIB)]
     page = read(make_run([record for case in sizes for record in make_launches(STEADY[:3], case)]))
     heading, *lines = page.table_with("busbw")
@@ -44,7 +44,7 @@ def test_collectives_are_tables_of_numbers_and_flags() -> None:
 
 
 def test_bandwidth_stands_beside_the_rate_of_the_link_only_where_it_is_bound_by_it() -> None:
-    """State the share of the link for one rank a host; none where two ranks share a host."""
+    """State the share of the link only for one rank per host."""
     case = make_case(message_bytes=MIB, backend="gloo")
     records = make_launches([10_000.0] * 6, case, transport="tcp/eth0")
     environment = {"hosts": [{"hostname": "a"}, {"hostname": "b"}], "emulated": {"rate": "1gbit"}}
@@ -58,7 +58,7 @@ def test_bandwidth_stands_beside_the_rate_of_the_link_only_where_it_is_bound_by_
 
 
 def test_figures_of_the_first_screen_come_with_their_own_warnings() -> None:
-    """Warn about the row that is shown, though most rows are sound: modes, and overhead."""
+    """Warn about the stated row, although most rows have no warning."""
     sizes = [make_case(message_bytes=2**power) for power in range(10, 15)]
     sound = [record for case in sizes for record in make_launches(STEADY, case)]
     best = make_launches(STEADY, make_case(message_bytes=MIB), flags=["bimodal"])
@@ -71,7 +71,7 @@ def test_figures_of_the_first_screen_come_with_their_own_warnings() -> None:
 
 
 def test_bandwidth_of_a_backend_that_lacks_the_others_operation_names_its_own() -> None:
-    """Tell which operation each figure is of where backends were not timed in the same."""
+    """Name each figure's operation if backends differ in it."""
     records = [*make_launches(STEADY), *make_launches(STEADY, make_case("all_gather", backend="gloo"))]
     page = read(make_run(records))
     assert "mpi all_reduce 0.102 GB/s" in page.text
@@ -85,12 +85,12 @@ def test_bandwidth_of_a_backend_that_lacks_the_others_operation_names_its_own() 
 
 
 def launches_at_two_sizes(backend: str) -> list[Record]:
-    """Return six launches each of an all-reduce of 1 KiB and of 1 MiB."""
+    """Return six launches of an all-reduce of 1 KiB and 1 MiB."""
     return [r for size in (1024, MIB) for r in make_launches(STEADY, make_case(backend=backend, message_bytes=size))]
 
 
 def test_recommendation_comes_first_with_what_to_paste() -> None:
-    """Lead with the setting and its speedup and interval; show every configuration and the lines to paste."""
+    """Start with setting, speedup and interval; list every configuration and the lines to paste."""
     training = [
         *launches_of(20),
         *launches_of(10, make_training_case("fp16")),
@@ -110,7 +110,7 @@ def test_recommendation_comes_first_with_what_to_paste() -> None:
 
 
 def test_what_a_change_does_to_learning_stands_with_the_advice_to_change() -> None:
-    """Say on the first screen what compression costs, that this is not known, and the warnings; of buckets none."""
+    """State the cost of compression, or that it is unknown, on the first screen; none for buckets."""
     down, worse = [3.0, 2.0, 1.0], [3.0, 3.0, 3.0]
     fp16, five = make_training_case("fp16", phase="confirm"), make_training_case(cap="5", phase="confirm")
     base = make_training_case(phase="confirm")
@@ -130,7 +130,7 @@ def test_what_a_change_does_to_learning_stands_with_the_advice_to_change() -> No
 
 
 def test_a_default_that_did_not_train_is_not_recommended() -> None:
-    """Lead with that nothing can be recommended and why, and offer nothing to paste, also of an older file."""
+    """Start with why nothing can be recommended, and offer no lines to paste."""
     broken = make_training_record(make_training_case(phase="confirm"), status="failed", reason="No memory.")
     training = [*launches_of(20), *launches_of(10, make_training_case("fp16"))]
     run = make_run(training=[*training, broken, *launches_of(10, make_training_case("fp16", phase="confirm"))])
@@ -143,7 +143,7 @@ def test_a_default_that_did_not_train_is_not_recommended() -> None:
 
 
 def test_matrix_names_the_slow_host_and_lists_the_slowest_pairs_first() -> None:
-    """Say who is slow on the first screen, as the terminal does, and put that host's pairs on top."""
+    """Name the slow host on the first screen, and list its pairs first."""
     run = make_run(make_matrix(4, host_slowness=touching(2, 4.0)), **make_hosts(4))
     page = read(run)
     assert page.text.index("host3: its links take") < page.text.index("Pairs of ranks")
@@ -157,7 +157,7 @@ def test_matrix_names_the_slow_host_and_lists_the_slowest_pairs_first() -> None:
 
 
 def test_a_matrix_is_its_pairs_and_never_the_median_of_unlike_ones() -> None:
-    """Say what pairs move from end to end; call the time between two kinds of pairs nobody's bandwidth."""
+    """State the range of pair bandwidths, and no median over unlike pairs."""
     page = read(make_run(make_matrix(4, noise=0.0, host_slowness=touching(2, 4.0)), **make_hosts(4)))
     first = page.text.partition("Pairs of ranks Slow")[0]
     assert "mpi bandwidth 1 MiB: 2.62 to 10.5 GB/s" in first
@@ -170,7 +170,7 @@ def test_a_matrix_is_its_pairs_and_never_the_median_of_unlike_ones() -> None:
 
 
 def test_warnings_about_a_matrix_are_those_of_its_pairs() -> None:
-    """Call the scatter of unlike pairs no warning, and count matrices, not rows, where their pairs stand."""
+    """Ignore the spread of unlike pairs, and count matrices instead of rows."""
     records = make_matrix(4, launches=3, host_slowness=touching(2, 4.0), flags=["bimodal", "late"])
     page = read(make_run(records, **make_hosts(4)))
     warnings = page.text.partition("Pairs of ranks")[2]
@@ -183,7 +183,7 @@ def test_warnings_about_a_matrix_are_those_of_its_pairs() -> None:
 
 @pytest.mark.parametrize("flag", ["throttled", "in_cache"])
 def test_warnings_of_most_rows_are_named(flag: str) -> None:
-    """Say what is the matter with all rows, and nothing of a few."""
+    """Name warnings of all rows, not of a few."""
     records = make_launches(STEADY, flags=(flag,))
     others = [record for name in ("all_gather", "broadcast") for record in make_launches(STEADY, make_case(name))]
     (warnings,) = (found for found in find_conclusion([make_run(records)]) if found.label == "Warnings")
@@ -192,7 +192,7 @@ def test_warnings_of_most_rows_are_named(flag: str) -> None:
 
 
 def test_collectives_and_training_are_warned_about_separately() -> None:
-    """Show the warnings about most rows of training however many of collectives are sound, and a link to the rest."""
+    """Show training's warnings separately from those of collectives, and link the rest."""
     records = [record for power in range(20) for record in make_launches(STEADY, make_case(message_bytes=8 << power))]
     training = make_training_launches([20.0, 20.1])
     run = make_run(records, training)
@@ -215,7 +215,7 @@ def test_collectives_and_training_are_warned_about_separately() -> None:
 
 
 def test_warnings_and_details_of_several_runs_name_their_run() -> None:
-    """Count the hidden warnings of all runs, take the worst tone, and say whose details these are."""
+    """Add the hidden warnings of all runs, use the worst tone, and name the run of details."""
     flags = ["oversubscribed", "unverified", "late", "bimodal", "unsteady"]
     flagged = [make_record(make_case(message_bytes=8 << power), flags=flags) for power in range(3)]
     runs = [
@@ -233,7 +233,7 @@ def test_warnings_and_details_of_several_runs_name_their_run() -> None:
 
 
 def test_the_network_is_the_same_whatever_case_came_first() -> None:
-    """State the rate that is known and all transports, in an order of their own; without a rate only those."""
+    """State rate and transports in a fixed order, or transports alone."""
     hosts = [
         {"hostname": name, "interfaces": [{"name": "eth0", "speed_Mbps": 25000, "mtu": 1500}]} for name in ("a", "b")
     ]
@@ -247,7 +247,7 @@ def test_the_network_is_the_same_whatever_case_came_first() -> None:
 
 
 def test_failed_wrong_and_unsupported_rows_are_shown_and_explained() -> None:
-    """Leave no row without a result out: its status in the table, its reason in a section of its own."""
+    """List rows without results with their status, and their reasons in a section."""
     records = [
         make_record(make_case("all_gather"), status="unsupported", reason="gloo has none"),
         make_record(make_case("broadcast", root=0), status="failed", reason="rank 1 died"),
@@ -265,7 +265,7 @@ def test_failed_wrong_and_unsupported_rows_are_shown_and_explained() -> None:
 
 
 def test_model_states_for_each_segment_its_own_error() -> None:
-    """Take residuals from a segment's sizes, the held-out error once a curve, and no interval of what is held at 0."""
+    """State residuals per segment, the held-out error per curve, and no interval of parameters fixed at 0."""
     run = load_run(next(path for path in KEPT_RUNS if path.name.startswith("bench")))
     heading, *lines = read(run).table_with("start-up", "rate")
     place = {text: heading.index(text) for text in ("worst residual %", "held-out error %", "start-up us")}
@@ -280,7 +280,7 @@ def test_model_states_for_each_segment_its_own_error() -> None:
 
 
 def test_an_overlap_of_nothing_has_ends_like_any_other() -> None:
-    """Show the interval of a percentage however far its ends lie from it, of a time only a useful one."""
+    """Show the interval of a percentage always, and of a time only if it is useful."""
     overlaps = [
         Overlap(pure_us=10.0, compute_us=10.0, overall_us=overall) for overall in (20.0, 20.0, 21.0, 22.0, 18.8)
     ]
@@ -294,7 +294,7 @@ def test_an_overlap_of_nothing_has_ends_like_any_other() -> None:
 
 
 def test_unfinished_run_says_so_first() -> None:
-    """Begin with why it is not finished and how it goes on."""
+    """State first why a run is unfinished and how to resume it."""
     run = make_run(make_launches(STEADY), status="partial", reason="rank 1 died.")
     page = read(run)
     sentence = "Not finished: rank 1 died. Everything measured is kept; the same command with --out results/mine"
@@ -303,7 +303,7 @@ def test_unfinished_run_says_so_first() -> None:
 
 
 def test_empty_run_has_a_page_too() -> None:
-    """Draw a page of a run that measured nothing."""
+    """Draw a page of an empty run."""
     page = read(make_run())
     assert "Nothing has been measured yet." in page.text
     assert "How to repeat it" in page.text
@@ -331,7 +331,7 @@ LAB = "commbench lab run --hosts 4 --rate 200mbit --racks 2 --uplink 100mbit --r
     ],
 )
 def test_a_run_is_repeated_by_what_its_page_says(argv: str, info: dict[str, Any], expected: str) -> None:
-    """Bring the lab and the seed, and a new directory: in the old one the finished run would be resumed."""
+    """State the command with lab and seed, and a new directory."""
     run = make_run(make_launches(STEADY), argv=["commbench", *argv.split()], **info)
     assert expected == " ".join(words_of(run.info))
     assert f"again {expected} " in read(run).text
@@ -339,7 +339,7 @@ def test_a_run_is_repeated_by_what_its_page_says(argv: str, info: dict[str, Any]
 
 @pytest.mark.parametrize("name", [path.name for path in KEPT_RUNS])
 def test_kept_runs_are_repeated_by_their_command_in_the_table(name: str) -> None:
-    """Say on the page the command of results/README.md, with the seed, into another directory."""
+    """State the command of results/README.md with the seed and another directory."""
     line = next(line for line in (RESULTS / "README.md").read_text().splitlines() if line.startswith(f"| [{name}]"))
     info = load_run(RESULTS / name).info
     words = [word for word in words_of(info) if word not in {"--seed", str(info["seed"])}]
@@ -351,7 +351,7 @@ def test_kept_runs_are_repeated_by_their_command_in_the_table(name: str) -> None
 
 
 def test_conditions_of_hosts_are_stated_once_where_they_are_alike() -> None:
-    """Put what all hosts share in one table, what differs in another, with units in words."""
+    """State common conditions once and differing ones in a table."""
     hosts = [
         {"hostname": name, "cpu_model": "Fast", "memory_total_bytes": 2**30, "virtualised": True} for name in ("a", "b")
     ]
@@ -363,7 +363,7 @@ def test_conditions_of_hosts_are_stated_once_where_they_are_alike() -> None:
 
 
 def test_several_runs_are_compared_by_condition_before_anything_else() -> None:
-    """Begin with the conditions that differ; lay tables over each other with a column for the run."""
+    """List differing conditions first, and add a run column to merged tables."""
     before, after = (
         make_run(make_launches(STEADY), path=f"results/{name}", environment={"hosts": [{"cpu_model": model}]})
         for name, model in (("monday", "Slow"), ("friday", "Fast"))
@@ -375,12 +375,12 @@ def test_several_runs_are_compared_by_condition_before_anything_else() -> None:
 
 
 def test_one_run_is_never_called_run_1() -> None:
-    """Leave the column of runs out where there is one."""
+    """Omit the run column for one run."""
     assert not any("run" in table[0] for table in read(make_run(make_launches(STEADY))).tables)
 
 
 def test_table_holds_no_more_than_a_browser_bears() -> None:
-    """Cut a long table, say how many rows there are and where all of them stand."""
+    """Truncate a long table, and state the number of rows and their file."""
     cases = [make_case("broadcast", root=root) for root in range(MOST_LINES + 10)]
     page = read(make_run([make_record(case) for case in cases], world_size=MOST_LINES + 10))
     assert 1 + MOST_LINES == len(page.table_with("busbw"))

@@ -1,4 +1,4 @@
-"""Tests of the page in a browser, at the width of a desk and of a telephone."""
+"""Tests of the page in a browser, at desktop and phone width."""
 
 import re
 import shutil
@@ -69,13 +69,13 @@ document.querySelector("iframe").addEventListener("load", (event) => {{
 
 
 class Screen:
-    """Opens pages in a browser of its own."""
+    """Opens pages in a browser."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
 
     def show(self, html: str) -> tuple[str, str]:
-        """Return the page as it stands after loading, and what the console said."""
+        """Return the loaded page and the console messages."""
         page = self.home / "page.html"
         page.write_text(html, encoding="utf-8")
         command = [
@@ -88,7 +88,7 @@ class Screen:
         return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
 
     def probe(self, html: str, width: int) -> dict[str, str]:
-        """Return what the probe finds in a page of this width; the page's own policy would not let it in."""
+        """Return the probe's results in a page of this width, without the page's own policy."""
         probed = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", html)
         probed = probed.replace("</body>", f"{PROBE}</body>")
         framed = FRAME.format(width=width, html=escape(probed)) if width < DESK else probed
@@ -100,25 +100,25 @@ class Screen:
 
 @pytest.fixture
 def screen(tmp_path: Path) -> Iterator[Screen]:
-    """A browser."""
+    """Return a browser."""
     return Screen(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def on_desk(html: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the probe finds at the width of a desk."""
+    """Return the probe's results at desktop width."""
     return Screen(tmp_path_factory.mktemp("desk")).probe(html, DESK)
 
 
 @pytest.fixture(scope="module", params=RUNS)
 def html(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page of a kept run, with its figures."""
+    """Return the page of a kept run with its figures."""
     run = load_run(RESULTS / request.param)
     return write_page([run], tmp_path_factory.mktemp("page")).read_text(encoding="utf-8")
 
 
 def test_page_opens_without_a_word_from_the_console(screen: Screen, html: str) -> None:
-    """Load the page as it is: no error, no warning, nothing that its policy forbids."""
+    """Load the page without errors, warnings or policy violations."""
     dom, said = screen.show(html)
     assert "" == said
     assert "aria-sort" in dom.partition("</style>")[2], "the script has run"
@@ -126,7 +126,7 @@ def test_page_opens_without_a_word_from_the_console(screen: Screen, html: str) -
 
 @pytest.mark.parametrize("width", [DESK, TELEPHONE])
 def test_page_fits_its_window(screen: Screen, html: str, on_desk: dict[str, str], width: int) -> None:
-    """Show every figure; scroll tables in their boxes and never the page sideways; sort by a click and back."""
+    """Show every figure, scroll tables in their boxes only, and sort by click."""
     found = on_desk if width == DESK else screen.probe(html, width)
     assert (str(width), "0", "") == (found["width"], found["overflow"], found["wide"])
     assert html.count('<figure class="drawing"') == int(found["figures"]) > 0
@@ -138,12 +138,12 @@ def test_page_fits_its_window(screen: Screen, html: str, on_desk: dict[str, str]
 
 
 def test_conclusion_is_on_the_first_screen(on_desk: dict[str, str]) -> None:
-    """See the conclusion and the key conditions at once on a screen of 1280 x 800."""
+    """Show the conclusion and key conditions within 1280 x 800."""
     assert int(on_desk["first-screen"]) <= 800
 
 
 def test_hostile_texts_do_nothing(screen: Screen) -> None:
-    """Open a page of hosts, reasons and commands that are scripts: no dialogue, no error, all of it as text."""
+    """Show scripts in hosts, reasons and commands as text, without dialogue or error."""
     page = render_page([make_hostile()], [], beside=False)
     dom, said = screen.show(page)
     assert "" == said

@@ -1,4 +1,4 @@
-"""Tests of the page as a file: sound HTML that needs nothing but itself, and how it is written."""
+"""Tests of the page as a file: valid self-contained HTML, and how it is written."""
 
 import re
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from commbench.results import load_run
 
 @pytest.mark.parametrize("folder", KEPT_RUNS, ids=lambda path: path.name)
 def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
-    """Draw the page of every kept run: balanced, each id once, every link inside or a file, no figure without words."""
+    """Draw every kept run's page: balanced, unique ids, valid links, described figures."""
     run = load_run(folder)
     reader = read(run)
     assert len(set(reader.ids)) == len(reader.ids)
@@ -37,7 +37,7 @@ def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", [path for path in KEPT_RUNS if (path / PAGE).exists()], ids=lambda path: path.name)
 def test_kept_pages_say_what_would_be_drawn_now(folder: Path) -> None:
-    """Find in a kept page the words that its run gives today, each id once, and the PNGs that it links beside it."""
+    """Kept pages have today's words, unique ids, and the linked PNGs."""
     run = load_run(folder)
     kept, drawn = (
         Reader(re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL))
@@ -51,7 +51,7 @@ def test_kept_pages_say_what_would_be_drawn_now(folder: Path) -> None:
 
 
 def test_texts_of_runs_are_never_markup() -> None:
-    """Escape hosts, reasons, variables, commands: all of them are shown and none is executed."""
+    """Escape hosts, reasons, variables and commands."""
     run = make_hostile()
     html = render_page([run], [], beside=False)
     page = read(run)
@@ -64,7 +64,7 @@ def test_texts_of_runs_are_never_markup() -> None:
 
 
 def test_page_asks_nothing_of_the_network() -> None:
-    """Have no address in any link or style, and a policy that forbids all but what is in the page."""
+    """Link no external address, and forbid all loading by policy."""
     drawing = Drawing(paint=lambda figure: figure.subplots().plot([1, 2]), **WORDS)
     run = make_run(make_launches(STEADY))
     html = render_page([run], [drawing], beside=True)
@@ -85,7 +85,7 @@ WORDS: dict[str, Any] = {
 
 
 def test_figures_stand_in_their_section_with_caption_and_png() -> None:
-    """Show a drawing beside the tables of its section, with a link to the PNG."""
+    """Show each figure in its section with caption and PNG link."""
     drawing = Drawing(paint=lambda figure: figure.subplots().plot([1, 2]), **WORDS)
     page = Reader(render_page([make_run(make_launches(STEADY))], [drawing], beside=True))
     assert page.text.index("Collectives") < page.text.index("What they say.") < page.text.index("95 % CI")
@@ -95,7 +95,7 @@ def test_figures_stand_in_their_section_with_caption_and_png() -> None:
 
 @pytest.mark.parametrize("names", [("mine",), ("\u043f\u043d", "\u0432\u0442")])
 def test_each_id_and_file_is_there_once(names: Sequence[str]) -> None:
-    """Give figures, their parts and PNGs names of their own beside sections', whatever letters the runs' names have."""
+    """Give figures, parts, sections and PNGs unique names for any run names."""
     topology = {"numa": [], "gpus": [], "network": [], "rdma": [], "links": {"devices": [], "matrix": []}}
     environment = {"hosts": [{"hostname": "host1", "topology": topology}]}
     info = make_hosts(3, environment=environment)
@@ -107,7 +107,7 @@ def test_each_id_and_file_is_there_once(names: Sequence[str]) -> None:
 
 
 def test_what_headings_and_flags_mean_needs_no_pointer() -> None:
-    """Explain headings and flags in the text too, and stop the tab key at no flag."""
+    """Explain headings and flags in text, and keep flags out of the tab order."""
     page = read(make_run(make_launches(STEADY[:3])))
     below = page.text.partition("What the columns mean")[2]
     assert "busbw algbw times nccl-tests' factor" in below
@@ -119,7 +119,7 @@ def test_what_headings_and_flags_mean_needs_no_pointer() -> None:
 
 
 def test_headings_of_numbers_are_marked_for_sorting() -> None:
-    """Give cells of numbers their value, headings of numbers their class, and bring the script that sorts."""
+    """Mark numeric cells and headings, and include the sorting script."""
     html = render_page([make_run(make_launches(STEADY))], [], beside=False)
     page = Reader(html)
     assert "aria-sort" in html
@@ -133,7 +133,7 @@ def test_headings_of_numbers_are_marked_for_sorting() -> None:
 
 
 def test_page_and_figures_are_written_and_old_figures_go(tmp_path: Path) -> None:
-    """Write both; take away a figure that an older page linked, and no file of somebody else."""
+    """Write page and figures, and remove only figures of an older page."""
     folder = write_run(
         tmp_path / "mine", [*make_launches(STEADY), *make_launches(STEADY, make_case(message_bytes=MIB))]
     )
@@ -150,7 +150,7 @@ def test_page_and_figures_are_written_and_old_figures_go(tmp_path: Path) -> None
 
 
 def test_page_links_files_beside_it(tmp_path: Path) -> None:
-    """Link the run's files where they lie beside the page, and only name them elsewhere."""
+    """Link the run's files beside the page, and only name them elsewhere."""
     folder = write_run(tmp_path / "mine", make_launches(STEADY))
     run = load_run(folder)
     assert "samples.jsonl" in Reader(render_page([run], [], beside=True)).links
@@ -158,7 +158,7 @@ def test_page_links_files_beside_it(tmp_path: Path) -> None:
 
 
 def test_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    """Name --out where a file stands in the way, before anything is drawn and when it comes to writing."""
+    """Name --out if a file is in the way, before and during writing."""
     folder = write_run(tmp_path / "mine", make_launches(STEADY))
     run = load_run(folder)
     (tmp_path / "file").write_text("")
@@ -171,7 +171,7 @@ def test_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> Non
 
 
 def test_somebody_elses_page_is_left_alone(tmp_path: Path) -> None:
-    """Overwrite no report.html of another tool, in whatever bytes, and take away no figure that it links."""
+    """Keep another tool's report.html and the figures that it links."""
     folder = write_run(tmp_path / "mine", make_launches(STEADY))
     (folder / FIGURES).mkdir()
     (folder / FIGURES / "theirs.png").write_bytes(b"png")
@@ -187,7 +187,7 @@ def test_somebody_elses_page_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_runs_are_told_apart_by_what_their_names_do_not_share(tmp_path: Path) -> None:
-    """Call runs by the words that differ, of one name by their parents', in tables and figures alike."""
+    """Name runs by differing words, or by their parent directories."""
     folders = [write_run(tmp_path / f"{day}_xeon" / "mine", make_launches(STEADY)) for day in ("monday", "friday")]
     page = write_page([load_run(folder) for folder in folders], tmp_path / "both")
     reader = Reader(page.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Tests of curves in a terminal: where points lie, what is named, and how wide it is."""
+"""Tests of curves in a terminal: point positions, names and width."""
 
 import io
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from commbench.results import Run
 
 
 def lines_of(runs: Sequence[Run], width: int = 80) -> list[str]:
-    """Return what a terminal of this width shows."""
+    """Return the lines shown by a terminal of this width."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=False)
     for part in sketch(runs):
@@ -27,7 +27,7 @@ def canvas(lines: Sequence[str]) -> list[str]:
 
 
 def test_bandwidth_rises_from_the_left_below_to_the_right_above() -> None:
-    """Put the smallest size at the left end and the best bandwidth on top, a letter on each point."""
+    """Place sizes from left to right and the best bandwidth on top, a letter per point."""
     records = [
         record
         for size, time_us in ((1024, 10.0), (32 * 1024, 20.0), (MIB, 40.0))
@@ -44,7 +44,7 @@ def test_bandwidth_rises_from_the_left_below_to_the_right_above() -> None:
 
 
 def test_step_over_bucket_size_begins_with_the_default() -> None:
-    """Draw a curve for each hook, DDP's default first."""
+    """Draw a curve per hook, the default first."""
     training = [
         record
         for hook, base in (("none", 30.0), ("fp16", 20.0))
@@ -60,14 +60,14 @@ def test_step_over_bucket_size_begins_with_the_default() -> None:
 
 
 def test_several_runs_are_named() -> None:
-    """Begin the names of curves with the run's, where there are several."""
+    """Prefix curve names with the run's if there are several."""
     records = [record for size in (1024, MIB) for record in make_launches(STEADY, make_case(message_bytes=size))]
     lines = lines_of([make_run(records, path="results/a"), make_run(records, path="results/b")])
     assert "a a: mpi  b b: mpi" == lines[-1]
 
 
 def test_runs_of_the_same_name_are_told_apart() -> None:
-    """Draw a curve for each run of one name in another folder, and the steps of both in one chart."""
+    """Draw a curve per run, also for equal names in different directories."""
     records = [record for size in (1024, MIB) for record in make_launches(STEADY, make_case(message_bytes=size))]
     training = [record for cap in ("default", "5") for record in launches_of(20.0, make_training_case(cap=cap))]
     runs = [make_run(records, training, path=f"results/{day}/mine") for day in ("monday", "friday")]
@@ -78,7 +78,7 @@ def test_runs_of_the_same_name_are_told_apart() -> None:
 
 
 def test_cases_that_differ_are_curves_of_their_own() -> None:
-    """Join no points of two data types, in place and not, or of two patterns: one point a size on each curve."""
+    """Draw a curve per data type, place and pattern."""
     records = [
         record
         for size, time_us in ((1024, 10.0), (MIB, 40.0))
@@ -92,7 +92,7 @@ def test_cases_that_differ_are_curves_of_their_own() -> None:
 
 
 def test_what_is_not_drawn_is_said() -> None:
-    """Name a ninth curve, what failed, and lists of buckets, which are no sizes."""
+    """Name a ninth curve, failures and bucket lists, which are not drawn."""
     dtypes = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64")
     records = [
         record
@@ -110,7 +110,7 @@ def test_what_is_not_drawn_is_said() -> None:
 
 
 def test_noise_is_no_trend() -> None:
-    """Let an axis span so much that one percent stays within a line."""
+    """Scale an axis so that one percent stays within a line."""
     records = [
         record
         for size, factor in ((1024, 1.0), (2048, 2.02), (4096, 3.96))
@@ -126,12 +126,12 @@ def test_noise_is_no_trend() -> None:
 
 
 def test_chart_fits_the_terminal() -> None:
-    """Be no wider than the terminal, and no wider than the eye likes."""
+    """Fit the chart into the terminal and a maximum width."""
     records = [record for size in (1024, MIB) for record in make_launches(STEADY, make_case(message_bytes=size))]
     assert max(map(len, lines_of([make_run(records)], width=50))) <= 50
     assert max(map(len, lines_of([make_run(records)], width=200))) <= MOST_WIDE
 
 
 def test_nothing_to_draw_is_a_sentence() -> None:
-    """Say why there is no chart."""
+    """Print a sentence if there is no chart."""
     assert lines_of([make_run(make_launches(STEADY))])[0].startswith("Nothing to draw")

@@ -1,4 +1,4 @@
-"""Tests of tables for people and of the warnings under them."""
+"""Tests of printed tables and the warnings below them."""
 
 import dataclasses
 import io
@@ -16,7 +16,7 @@ from commbench.report.table import columns_of, format_time_us, render_table, war
 
 
 def render(records: list[Record], width: int = 100) -> str:
-    """Return the tables as a log shows them."""
+    """Return the tables as printed to a log."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=False)
     console.print(render_table(summarise_run(records, make_info()), width=width))
@@ -24,26 +24,26 @@ def render(records: list[Record], width: int = 100) -> str:
 
 
 def line_with(text: str, *words: str) -> str:
-    """Return the only line that holds all words."""
+    """Return the only line that contains all words."""
     (line,) = [line for line in text.splitlines() if all(word in line for word in words)]
     return line
 
 
 def sweep(*backends: str, sizes: tuple[int, ...] = (8, KIB, 64 * MIB)) -> list[Record]:
-    """Return steady launches of every size on every backend."""
+    """Return launches of every size on every backend, with little noise."""
     cases = [make_case(backend=backend, message_bytes=size) for backend in backends for size in sizes]
     return [record for case in cases for record in make_launches(STEADY, case)]
 
 
 def test_backends_stand_side_by_side() -> None:
-    """Put one size in one line, with time, interval and both bandwidths of each backend."""
+    """Print one size per line with each backend's time, interval and bandwidths."""
     line = line_with(render(sweep("mpi", "gloo")), "64 MiB")
     assert 2 == line.count("10.0 us [9.95, 10.1]") or 2 == line.count("10.0 us [9.9, 10.1]")
     assert 4 == line.count("6711")
 
 
 def test_plain_text_fits_100_columns() -> None:
-    """Print neither escape codes nor long lines where there is no terminal."""
+    """Print no escape codes and at most 100 columns without a terminal."""
     text = render(sweep("mpi", "gloo"))
     assert "\x1b" not in text
     assert 100 >= max(map(len, text.splitlines()))
@@ -51,7 +51,7 @@ def test_plain_text_fits_100_columns() -> None:
 
 
 def test_backends_that_do_not_fit_follow_below() -> None:
-    """Cut no cell: where three backends are too wide, they take more tables."""
+    """Print backends that do not fit in further tables."""
     text = render(sweep("mpi", "gloo", "fake"), width=70)
     assert 70 >= max(map(len, text.splitlines()))
     assert 3 == sum("64 MiB" in line for line in text.splitlines())
@@ -60,7 +60,7 @@ def test_backends_that_do_not_fit_follow_below() -> None:
 
 
 def test_groups_have_tables_of_their_own() -> None:
-    """Make one table per dtype and place, named with what tells it apart."""
+    """Print a titled table per dtype and place."""
     cases = [make_case(), make_case(in_place=False), make_case(dtype="float16"), make_case("broadcast", root=1)]
     text = render([record for case in cases for record in make_launches(STEADY, case)])
     for title in ("float32, sum, in place", "float32, sum, out of place", "float16, sum, in place", "float32, root 1"):
@@ -68,7 +68,7 @@ def test_groups_have_tables_of_their_own() -> None:
 
 
 def test_patterns_follow_the_order_of_the_csv() -> None:
-    """Begin with all ranks together and count from 2 to 16, as the rows do."""
+    """Sort patterns as the rows: all ranks first, then by number."""
     patterns = ["split:16", "cross", "split:2", "flat", "node"]
     text = render([record for p in patterns for record in make_launches(STEADY, make_case(pattern=p))])
     titles = [line for line in text.splitlines() if "in place" in line]
@@ -77,7 +77,7 @@ def test_patterns_follow_the_order_of_the_csv() -> None:
 
 
 def test_missing_results_say_why() -> None:
-    """Name the status in the cell and each reason once."""
+    """Print the status in the cell and each reason once."""
     records = [
         make_record(make_case(message_bytes=size, backend=backend), status=status, reason=reason, wrong=wrong)
         for size, backend, status, reason, wrong in [
@@ -97,14 +97,14 @@ def test_missing_results_say_why() -> None:
 
 
 def test_barrier_has_a_line_without_size() -> None:
-    """Show the time of a barrier and no columns of bandwidth."""
+    """Print a barrier's time without bandwidth columns."""
     text = render(make_launches(STEADY, make_case("barrier")))
     assert "10.0 us" in line_with(text, "   - ")
     assert "algbw" not in text
 
 
 def test_marks_are_explained() -> None:
-    """Put a mark beside a flagged time and its meaning below the table."""
+    """Mark a flagged time, and explain the mark below."""
     text = render([*make_launches([10.0] * 3), *make_launches(STEADY, make_case(message_bytes=8))])
     assert line_with(text, "1 KiB").endswith(" f")
     assert "f few_launches" in line_with(text, "marks:")
@@ -112,7 +112,7 @@ def test_marks_are_explained() -> None:
 
 
 def test_cases_that_differ_in_the_loop_only_get_columns() -> None:
-    """Split a backend's column where two rows would share a cell, and only there."""
+    """Split a backend's column only if two rows share a cell."""
     rows = summarise_run(
         [make_record(make_case(loop=loop), loop=loop) for loop in ("native", "python")]
         + [make_record(make_case(backend="gloo"), loop="python")],
@@ -123,7 +123,7 @@ def test_cases_that_differ_in_the_loop_only_get_columns() -> None:
 
 
 def test_nothing_measured_is_said() -> None:
-    """Print a sentence for no rows."""
+    """Print a sentence without rows."""
     assert "Nothing has been measured yet.\n" == render([])
 
 
@@ -142,13 +142,13 @@ def test_nothing_measured_is_said() -> None:
 def test_interval_shares_unit_and_digits(
     time_us: float | None, low: float | None, high: float | None, expected: str
 ) -> None:
-    """Write the interval in the time's own unit and number of decimals."""
+    """Print the interval in the time's unit and decimals."""
     assert expected == format_time_us(Row(time_us=time_us, time_us_ci_low=low, time_us_ci_high=high))
 
 
 @given(st.floats(1e-3, 1e9), st.floats(0.5, 1.0), st.floats(1.0, 2.0))
 def test_interval_encloses_the_printed_time(time_us: float, below: float, above: float) -> None:
-    """Keep the order of low end, time and high end but for one unit of the last digit, which rounding may move."""
+    """Keep the order of low, time and high within one unit of the last digit."""
     row = Row(time_us=time_us, time_us_ci_low=below * time_us, time_us_ci_high=above * time_us)
     number, _, low, high = format_time_us(row).replace("[", "").replace("]", "").replace(",", "").split()
     tolerance = 1.1 * 10 ** -len(number.partition(".")[2])
@@ -160,12 +160,12 @@ def test_interval_encloses_the_printed_time(time_us: float, below: float, above:
 
 
 def flagged(*flags: str, total: int = 4) -> list[Row]:
-    """Return ``total`` rows, of which all but one have the flags."""
+    """Return ``total`` rows, all but one with the flags."""
     return [Row(flags=";".join(flags))] * (total - 1) + [Row()]
 
 
 def test_warnings_count_instead_of_repeating() -> None:
-    """Give one line for each flag, with the count and the target."""
+    """Print one line per flag, with count and target."""
     (line,) = warnings_for(flagged("ci_wide", total=60), make_info())
     assert line.startswith("59 of 60 rows have an interval wider than 5 %")
 
@@ -180,13 +180,13 @@ def test_warnings_count_instead_of_repeating() -> None:
     ],
 )
 def test_advice_knows_the_budget_in_use(budget: object, expected: str) -> None:
-    """Propose the next budget, never the present one."""
+    """Propose the next larger budget."""
     (line,) = warnings_for(flagged("ci_wide"), make_info(budget=budget))
     assert expected in line
 
 
 def test_budget_is_found_in_the_plan() -> None:
-    """Read the budget of the plan where the header states none."""
+    """Read the budget from the plan if the header lacks it."""
     info = make_info(plan={"budget": "rigorous"})
     del info["budget"]
     (line,) = warnings_for(flagged("ci_wide"), info)
@@ -215,7 +215,7 @@ def test_flags_of_all_rows_are_one_sentence_and_no_marks() -> None:
 
 
 def test_failures_come_first_with_a_reason() -> None:
-    """Name wrong data, hangs, failures and gaps before the flags."""
+    """Print wrong data, hangs, failures and gaps before flags."""
     rows = [
         Row(status="unsupported", reason="gloo has no avg."),
         Row(status="hung", reason="rank 1 stopped."),
@@ -231,12 +231,12 @@ def test_failures_come_first_with_a_reason() -> None:
 
 
 def test_clean_rows_have_no_warning() -> None:
-    """Give no warning for rows without flags."""
+    """Print no warning without flags."""
     assert [] == warnings_for(summarise_run(make_launches(STEADY), make_info()), make_info())
 
 
 def test_an_interval_of_many_powers_of_ten_says_wide() -> None:
-    """Do not print the ends that two launches far apart leave to Student's t."""
+    """Print "wide" for an interval over many powers of ten."""
     row = Row(time_us=1.0, time_us_ci_low=1e-6, time_us_ci_high=1e6)
     assert "1.00 us [wide]" == format_time_us(row)
     assert "1.00 us [0.50, 2.00]" == format_time_us(dataclasses.replace(row, time_us_ci_low=0.5, time_us_ci_high=2.0))

@@ -1,4 +1,4 @@
-"""Tests of other tools' text formats: what they print is parsed back here."""
+"""Tests of other tools' text formats, parsed back here."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ TIMES = (1.234, 5.5, 345.678, 123456.0)
 
 
 def measure(cases: list[Case], group_size: int = 2) -> list[Record]:
-    """Return six equal launches of each case; the time grows with the size."""
+    """Return six equal launches of each case; time grows with size."""
     times = dict(zip(SIZES, TIMES, strict=True))
     return [
         record
@@ -33,7 +33,7 @@ def summarise(records: list[Record]) -> list[Row]:
 
 
 def parse_nccl(text: str) -> list[list[str]]:
-    """Return the words of each data line, as parsers of nccl-tests do: every line that is no comment."""
+    """Return the words of each data line, as nccl-tests parsers do."""
     return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
 
@@ -53,7 +53,7 @@ def parse_osu(text: str) -> list[tuple[str, list[tuple[int, float]]]]:
 
 
 def test_nccl_lines_parse_back() -> None:
-    """Read the same sizes, times and bandwidths from both halves of each line."""
+    """Parse equal sizes, times and bandwidths from both halves of each line."""
     cases = [make_case(message_bytes=size, in_place=place) for place in (False, True) for size in SIZES]
     rows = summarise(measure(cases, group_size=4))
     lines = parse_nccl(render(rows, "nccl-tests"))
@@ -79,7 +79,7 @@ def test_nccl_line_has_its_columns() -> None:
     [("all_gather", 64, "none", "-1"), ("reduce_scatter", 64, "max", "-1"), ("broadcast", 256, "none", "1")],
 )
 def test_nccl_count_is_of_one_rank(operation: str, count: int, redop: str, root: str) -> None:
-    """Count one rank's share where the size is the total of the shares."""
+    """Print one rank's count if the size is the total of all ranks."""
     case = make_case(
         operation, redop="max" if redop == "max" else None, root=1 if operation == "broadcast" else None, in_place=False
     )
@@ -88,14 +88,14 @@ def test_nccl_count_is_of_one_rank(operation: str, count: int, redop: str, root:
 
 
 def test_nccl_missing_half_is_not_available() -> None:
-    """Print N/A for the half that was not measured."""
+    """Print N/A for an unmeasured half."""
     (line,) = parse_nccl(render(summarise(measure([make_case()])), "nccl-tests"))
     assert ["N/A"] * 4 == line[5:9]
     assert "5.50" == line[9]
 
 
 def test_nccl_footer_averages_bus_bandwidth() -> None:
-    """Average over all that has a bandwidth, and find nothing out of bounds."""
+    """Print the average bus bandwidth, and no value out of bounds."""
     rows = summarise(measure([make_case(message_bytes=size) for size in SIZES]))
     text = render(rows, "nccl-tests")
     (average,) = [line for line in text.splitlines() if line.startswith("# Avg bus bandwidth    : ")]
@@ -105,7 +105,7 @@ def test_nccl_footer_averages_bus_bandwidth() -> None:
 
 
 def test_nccl_wrong_data_fails() -> None:
-    """Show the count of wrong elements, no bandwidth, and a failed footer."""
+    """Print the number of wrong elements, no bandwidth, and a failed footer."""
     text = render(summarise([make_record(status="wrong", wrong=12)]), "nccl-tests")
     (line,) = parse_nccl(text)
     assert ["10.00", "N/A", "N/A", "12"] == line[9:]
@@ -113,7 +113,7 @@ def test_nccl_wrong_data_fails() -> None:
 
 
 def test_nccl_blocks_are_one_per_backend_and_operation() -> None:
-    """Start each block with its program and give parsers no line for what has no result."""
+    """Print a block with its program per operation, and comment lines without results."""
     records = measure([make_case(), make_case(backend="gloo"), make_case("all_to_all")])
     records.append(make_record(make_case(message_bytes=8), status="unsupported", reason="not here."))
     records += measure([make_case("barrier")])
@@ -126,13 +126,13 @@ def test_nccl_blocks_are_one_per_backend_and_operation() -> None:
 
 
 def test_nccl_keeps_cases_that_differ_in_the_loop_apart() -> None:
-    """Print a block for each loop instead of losing one."""
+    """Print a block per loop."""
     records = [make_record(make_case(loop=loop), loop=loop) for loop in ("native", "python")]
     assert 2 == len(parse_nccl(render(summarise(records), "nccl-tests")))
 
 
 def test_nccl_header_stands_over_its_columns() -> None:
-    """Align the headings with the figures."""
+    """Align headings with figures."""
     lines = render(summarise(measure([make_case(message_bytes=512 * MIB)])), "nccl-tests").splitlines()
     (header,) = [line for line in lines if "#wrong" in line]
     (data,) = [line for line in lines if line and not line.startswith("#")]
@@ -141,7 +141,7 @@ def test_nccl_header_stands_over_its_columns() -> None:
 
 
 def test_every_dtype_has_its_own_name_in_nccl_tests() -> None:
-    """Name all element types differently."""
+    """Use a distinct name per element type."""
     assert len(DTYPES) == len({dtype.nccl_name for dtype in DTYPES.values()} - {""})
 
 
@@ -149,7 +149,7 @@ def test_every_dtype_has_its_own_name_in_nccl_tests() -> None:
 
 
 def test_osu_latency_is_the_mean_over_ranks() -> None:
-    """Print OSU's title, heading, sizes and its kind of average."""
+    """Print OSU's title, heading, sizes and mean over ranks."""
     rows = summarise(measure([make_case(message_bytes=size) for size in SIZES]))
     text = render(rows, "osu")
     ((title, lines),) = parse_osu(text)
@@ -161,7 +161,7 @@ def test_osu_latency_is_the_mean_over_ranks() -> None:
 
 
 def test_osu_lines_have_its_widths() -> None:
-    """Fill 10 and 18 columns, as the heading does."""
+    """Use column widths of 10 and 18."""
     (line,) = [
         line
         for line in render(summarise(measure([make_case()])), "osu").splitlines()
@@ -190,14 +190,14 @@ def test_osu_bandwidth_is_in_millions_of_bytes(operation: str, title: str, facto
 
 
 def test_osu_barrier_has_no_sizes() -> None:
-    """Print the bare latency."""
+    """Print the latency alone for a barrier."""
     lines = render(summarise(make_launches([10.0] * 6, make_case("barrier"))), "osu").splitlines()
     assert "# Avg Latency(us)" in lines
     assert "             9.00" in lines
 
 
 def test_osu_tests_are_one_per_choice() -> None:
-    """Repeat no size within one test, and leave out what OSU has not with a note."""
+    """Repeat no size within a test, and omit with a note what OSU lacks."""
     cases = [make_case(), make_case(in_place=False), make_case(backend="gloo"), make_case("sendrecv")]
     text = render(summarise(measure(cases)), "osu")
     titles = [title for title, lines in parse_osu(text) if len(lines) == 1]
@@ -206,7 +206,7 @@ def test_osu_tests_are_one_per_choice() -> None:
 
 
 def test_osu_prints_no_wrong_data() -> None:
-    """Turn a wrong result into a comment."""
+    """Print a wrong result as a comment."""
     text = render(summarise([make_record(status="wrong", wrong=12)]), "osu")
     assert [] == parse_osu(text)[0][1]
     assert "# mpi all_reduce 1024 B float32: wrong: 12 elements were wrong in 1 of 1 launches." in text.splitlines()
@@ -216,19 +216,19 @@ def test_osu_prints_no_wrong_data() -> None:
 
 
 def test_csv_is_the_file() -> None:
-    """Print what collectives.csv holds."""
+    """Print the content of collectives.csv."""
     rows = summarise(make_launches(STEADY))
     assert csv_text(rows) == render(rows, "csv")
     assert ["mine"] == [line["run_id"] for line in csv.DictReader(io.StringIO(render(rows, "csv")))]
 
 
 def test_unknown_style_is_refused() -> None:
-    """List the styles there are."""
+    """Refuse an unknown style, and list the valid ones."""
     with pytest.raises(InputError, match="Unknown format 'imb'; choose from nccl-tests, osu, csv"):
         render([], "imb")
 
 
 @pytest.mark.parametrize("style", ["nccl-tests", "osu"])
 def test_no_rows_give_no_data(style: str) -> None:
-    """Print nothing that a parser takes for data."""
+    """Print no data line without rows."""
     assert "" == render([], style).strip()

@@ -1,4 +1,4 @@
-"""Tests of what people see of training configurations and of what they recommend."""
+"""Tests of printing training configurations and recommendations."""
 
 import dataclasses
 import io
@@ -23,7 +23,7 @@ LOCAL = make_training_case("local")
 
 
 def run_of(records: Sequence[TrainingRecord], *, decided: bool = False, **info: Any) -> Run:
-    """Return a run with these records, and its conclusion where it is decided."""
+    """Return a run with these records, with its conclusion if decided."""
     facts = make_training_info(**info)
     return Run(
         path=Path("results/mine"),
@@ -35,7 +35,7 @@ def run_of(records: Sequence[TrainingRecord], *, decided: bool = False, **info: 
 
 
 def render(run: Run, width: int = 100, **options: Any) -> str:
-    """Return what a log shows."""
+    """Return the printed log."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=False)
     for part in render_training(run, **options):
@@ -44,13 +44,13 @@ def render(run: Run, width: int = 100, **options: Any) -> str:
 
 
 def line_with(text: str, *words: str) -> str:
-    """Return the only line that holds all words."""
+    """Return the only line that contains all words."""
     (line,) = [line for line in text.splitlines() if all(word in line for word in words)]
     return line
 
 
 def names_in(text: str) -> list[str]:
-    """Return the hook and bucket size of each line of the tables."""
+    """Return hook and bucket size of each table line."""
     lines = [line.split()[:2] for line in text.splitlines() if line.split()[:1] in (["none"], ["fp16"])]
     return [" ".join(words) for words in lines]
 
@@ -63,7 +63,7 @@ FULL = [
 
 
 def test_a_line_has_all_that_matters() -> None:
-    """Show time, speedup, verdict, exposed communication, bytes and losses of a configuration."""
+    """Print time, speedup, verdict, exposed communication, bytes and losses per configuration."""
     text = render(run_of(FULL), width=200)
     words = line_with(text, "fp16", "default", "faster").split()
     assert ["fp16", "default", "2", "16.0", "[15.9,", "16.1]", "1.25", "[1.25,", "1.25]", "faster"] == words[:10]
@@ -73,14 +73,14 @@ def test_a_line_has_all_that_matters() -> None:
 
 
 def test_title_says_what_and_where() -> None:
-    """Name workload, backend, ranks, batch, dense traffic, launches and metric."""
+    """Print workload, backend, ranks, batch, dense traffic, launches and metric in the title."""
     expected = "mlp (gloo, 2 ranks on 1 host, batch 32 a rank, dense all-reduce 34.8 MB a step, 6 launches)"
     assert f"{expected}; metric accuracy" in render(run_of(FULL), width=200)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
 def test_tables_fit_the_console(width: int) -> None:
-    """Leave columns out rather than cells, name them, and print no escape codes."""
+    """Omit and name columns that do not fit, and print no escape codes."""
     text = render(run_of(FULL, decided=True), width=width)
     assert width >= max(map(len, text.splitlines()))
     assert "\u2026" not in text
@@ -90,14 +90,14 @@ def test_tables_fit_the_console(width: int) -> None:
 
 
 def test_least_telling_columns_give_way_first() -> None:
-    """Keep exposed communication longer than the time to the target, and the step always."""
+    """Omit time to target before exposed communication, and never the step time."""
     text = render(run_of(FULL), width=90)
     assert "to target" in line_with(text, "No space for")
     assert "exposed" not in line_with(text, "No space for")
 
 
 def test_empty_columns_are_left_out() -> None:
-    """Show no column that holds nothing."""
+    """Omit empty columns."""
     text = render(run_of(launches_of(20)), width=200)
     assert "loss" not in text
     assert "metric" not in text
@@ -105,21 +105,21 @@ def test_empty_columns_are_left_out() -> None:
 
 
 def test_settings_other_than_buckets_stand_beside_the_hook() -> None:
-    """Tell configurations of one hook apart."""
+    """Print other settings beside the hook."""
     case = make_training_case("topk:0.01:values=float16", precision="amp-bf16", accumulation=2, bucket_view=True)
     text = render(run_of([make_training_record(dataclasses.replace(case, static_graph=True))]), width=200)
     assert "topk:0.01:values=float16 amp-bf16 x2 views static" in text
 
 
 def test_lines_are_ordered() -> None:
-    """Keep the order of ddp.csv, or put the fastest first."""
+    """Sort as ddp.csv, or the fastest first."""
     records = [*launches_of(20), *launches_of(25, FIVE), *launches_of(16, FP16)]
     assert ["none default", "none 5", "fp16 default"] == names_in(render(run_of(records)))
     assert ["fp16 default", "none default", "none 5"] == names_in(render(run_of(records), by_speed=True))
 
 
 def test_groups_have_tables_of_their_own() -> None:
-    """Put other ranks and batches into other tables."""
+    """Print a table per number of ranks and batch."""
     records = [*launches_of(20), *launches_of(40, make_training_case(world_size=4))]
     text = render(run_of(records))
     assert "2 ranks on 1 host" in text
@@ -128,7 +128,7 @@ def test_groups_have_tables_of_their_own() -> None:
 
 
 def test_step_without_ddp_is_told() -> None:
-    """State the local step, and how near the default and the fastest come to it."""
+    """Print the local step, and the distance of the default and the fastest."""
     text = " ".join(render(run_of(FULL)).split())
     assert "Without DDP a step takes 10.0 ms; scaling efficiency is 50 % for none with default buckets and 62 %" in text
     assert "62 % for fp16 with default buckets." in text
@@ -136,7 +136,7 @@ def test_step_without_ddp_is_told() -> None:
 
 
 def test_failed_configuration_says_why() -> None:
-    """Put the status in the place of the time and the reason below."""
+    """Print the status instead of the time, and the reason below."""
     broken = make_training_record(FP16, status="hung", reason="rank 1 made no progress for 60 s")
     text = render(run_of([*launches_of(20), broken]))
     assert ["fp16", "default", "hung"] == line_with(text, "fp16  ", "hung").split()
@@ -145,7 +145,7 @@ def test_failed_configuration_says_why() -> None:
 
 
 def test_marks_are_explained() -> None:
-    """Use one letter a flag and explain those in use."""
+    """Use one letter per flag, and explain those in use."""
     copy = make_training_case("fp16", "25")
     records = [*launches_of(20, ranks_agree=False), *launches_of(16, FP16)]
     text = render(run_of(records, same_layout={copy.key: FP16.key}), width=200)
@@ -155,7 +155,7 @@ def test_marks_are_explained() -> None:
 
 
 def test_warnings_come_with_remedies() -> None:
-    """Give each warning once, with its remedy; equal buckets cause no warning."""
+    """Print each warning once with its remedy; equal buckets cause none."""
     copy = make_training_case("fp16", "25")
     drifting = {"step_ms": [20.0] * 10 + [24.0] * 10, "block_lengths": [10, 10]}
     records = [*(dataclasses.replace(one, **drifting) for one in launches_of(20)), *launches_of(16, FP16)]
@@ -166,25 +166,25 @@ def test_warnings_come_with_remedies() -> None:
 
 
 def test_few_launches_cannot_give_a_verdict() -> None:
-    """Say that verdicts cannot but be inconclusive, instead of leaving a person to wonder."""
+    """State that few launches allow only inconclusive verdicts."""
     few = [record for record in FULL if record.launch < 3]
     assert "! 3 launches cannot show one of 1 configuration to be faster" in " ".join(render(run_of(few)).split())
     assert "cannot show" not in render(run_of(FULL))
 
 
 def test_two_launches_that_differ_are_wide() -> None:
-    """Write a word where an interval spans powers of ten."""
+    """Print "wide" for an interval over powers of ten."""
     records = [make_training_record(launch=i, step_ms=step) for i, step in enumerate((10.0, 40.0))]
     assert "[wide]" in render(run_of(records))
 
 
 def test_nothing_trained_is_said() -> None:
-    """Say so where a run has no training yet."""
+    """Print a sentence if nothing was trained."""
     assert "Nothing has been trained yet.\n" == render(run_of([]))
 
 
 def test_recommendation_ends_the_report() -> None:
-    """Print paragraph and snippet below everything else: what to do is what people look for."""
+    """Print recommendation and snippet last."""
     fresh = [
         make_training_record(dataclasses.replace(case, phase="confirm"), launch=i, step_ms=step * factor)
         for case, step in ((make_training_case(), 20.0), (FIVE, 15.0))
@@ -202,7 +202,7 @@ def test_recommendation_ends_the_report() -> None:
 
 
 def test_a_tuning_says_its_answer_after_its_tables() -> None:
-    """Leave out what to do about single rows, which a tuning decides, and give no verdict before the first look."""
+    """Print no advice on single rows of a tuning, and no verdict before the first look."""
     fresh = [
         make_training_record(dataclasses.replace(case, phase="confirm"), launch=i, step_ms=step * factor)
         for case, step in ((make_training_case(), 20.0), (FIVE, 15.0))

@@ -1,4 +1,4 @@
-"""Tests of reasons for missing predictions: alike reasons become one sentence, different ones stay apart."""
+"""Tests of reasons for missing predictions: similar reasons are merged, different ones stay separate."""
 
 from string import Formatter
 
@@ -24,7 +24,7 @@ ROWS = [
 
 
 def test_one_sentence_for_all_ranks_and_operations() -> None:
-    """Merge reasons that differ in ranks, sizes, algorithms or operations, and count them."""
+    """Merge and count reasons that differ in ranks, sizes, algorithms or operations."""
     (sentence,) = unpredicted(ROWS)
     assert sentence == (
         "mpi all_reduce of 8 KiB on 8 ranks is not predicted: which algorithm the library takes there is not known, "
@@ -34,7 +34,7 @@ def test_one_sentence_for_all_ranks_and_operations() -> None:
 
 
 def test_different_reasons_stay_apart() -> None:
-    """State equal reasons once, keep other codes and other fixed parameters apart, skip predicted rows."""
+    """Print equal reasons once, and keep other codes and parameters separate."""
     fp16 = UnpredictedError("operation_unmeasured", "gloo all_reduce", dtype="float16", backend="gloo", operation="x")
     bf16 = UnpredictedError("operation_unmeasured", "gloo all_reduce", dtype="bfloat16", backend="gloo", operation="x")
     errors = [InputError("Measure it."), InputError("Measure it."), fp16, bf16]
@@ -51,7 +51,7 @@ def test_hooks_of_one_reason_are_merged() -> None:
 
 
 def test_files_hold_the_sentence() -> None:
-    """Write the sentence into JSON and CSV, and nothing where a row is predicted."""
+    """Write the sentence to JSON and CSV, and nothing for predicted rows."""
     plain = row_to_json(ROWS[0])
     assert str(ROWS[0].reason) == plain["reason"]
     assert "" == row_to_json(CollectiveForecast())["reason"]
@@ -59,7 +59,7 @@ def test_files_hold_the_sentence() -> None:
 
 
 def test_sentences_have_named_fields_only() -> None:
-    """Keep the sentence of every code complete: each field has a name."""
+    """Name every field in the sentence of every code."""
     for code, sentence in SENTENCES.items():
         names = [name for _, name, _, _ in Formatter().parse(sentence) if name is not None]
         assert all(names), code

@@ -1,4 +1,4 @@
-"""Tests of reading runs that were torn, edited, or are something else: one sentence each, and never a wrong figure."""
+"""Tests of reading torn, edited or foreign runs: one sentence each, and never a wrong figure."""
 
 import errno
 import functools
@@ -52,7 +52,7 @@ def make_run(path: Path) -> Path:
 
 
 def use(run: Run, other: Run) -> None:
-    """Make everything that reading makes of a run."""
+    """Build every table, report and comparison of a run."""
     for rows in (run.rows, run.overlaps, run.training_rows, run.bucket_rows, predictions(run)):
         csv_text(rows)
     table_csv(run.pairs)
@@ -71,7 +71,7 @@ def use(run: Run, other: Run) -> None:
 
 
 def is_read_or_refused(read: Callable[[], object]) -> bool:
-    """Whether reading works; it may refuse with a sentence, and do nothing else."""
+    """Return whether reading works; only a sentence of our own may refuse it."""
     try:
         read()
     except InputError as error:
@@ -85,7 +85,7 @@ def is_read_or_refused(read: Callable[[], object]) -> bool:
 
 @pytest.mark.parametrize("content", [b"", b"  \n", b'{"schema": 1, "run', b"\0\xff", b"[" * 100_000])
 def test_torn_run_json_says_what_can_still_be_done(tmp_path: Path, content: bytes) -> None:
-    """Name the file, and the way to what was measured, which works."""
+    """Name the torn file and how to recover the measurements."""
     path = make_run(tmp_path / "mine")
     (path / "run.json").write_bytes(content)
     with pytest.raises(InputError, match=r'run\.json is .*write \{"schema": 2\} into it to read what samples\.jsonl'):
@@ -96,7 +96,7 @@ def test_torn_run_json_says_what_can_still_be_done(tmp_path: Path, content: byte
 
 @pytest.mark.parametrize("content", ["[]", "3", '"x"', "null", "{}", '{"schema": "1"}', '{"schema": true}'])
 def test_foreign_run_json_is_refused(tmp_path: Path, content: str) -> None:
-    """Refuse JSON that is no run."""
+    """Refuse JSON that is not a run."""
     path = make_run(tmp_path / "mine")
     (path / "run.json").write_text(content)
     with pytest.raises(InputError, match="states no schema"):
@@ -120,7 +120,7 @@ def test_foreign_run_json_is_refused(tmp_path: Path, content: str) -> None:
     ],
 )
 def test_entries_of_other_types_are_named(tmp_path: Path, entry: str, value: object, words: str) -> None:
-    """Say which entry is what."""
+    """Name the entry of a wrong type."""
     path = make_run(tmp_path / "mine")
     info = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**info, entry: value}))
@@ -130,7 +130,7 @@ def test_entries_of_other_types_are_named(tmp_path: Path, entry: str, value: obj
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01T00:00:00", "0001-01-01T00:00:00"])
 def test_a_date_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
-    """Export the rest, without the moment."""
+    """Export without the date if it is invalid."""
     path = make_run(tmp_path / "mine")
     info = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**info, "started": text}))
@@ -167,7 +167,7 @@ def test_a_date_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_fields_of_other_types_are_named(tmp_path: Path, field: str, value: object, words: str) -> None:
-    """Say which line and field is what."""
+    """Name the line and the field of a wrong type."""
     path = make_run(tmp_path / "mine")
     record = json.loads(json.dumps(make_record(launch=2).to_json()))
     with (path / "samples.jsonl").open("a") as stream:
@@ -188,7 +188,7 @@ def test_fields_of_other_types_are_named(tmp_path: Path, field: str, value: obje
     ],
 )
 def test_cases_of_newer_versions_are_named(tmp_path: Path, field: str, value: object, words: str) -> None:
-    """Say what this version does not know about a case."""
+    """Name the field of a case that this version does not know."""
     path = make_run(tmp_path / "mine")
     record = json.loads(json.dumps(make_record(launch=2).to_json()))
     record["case"][field] = value
@@ -200,7 +200,7 @@ def test_cases_of_newer_versions_are_named(tmp_path: Path, field: str, value: ob
 
 @pytest.mark.parametrize("line", [b"\0" * 100, b"\xff\xfe", b'{"case": NaN}', b"[" * 100_000, b"x" * 10**7, b""])
 def test_foreign_lines_are_named_and_a_torn_last_line_is_not(tmp_path: Path, line: bytes) -> None:
-    """Refuse a line of something else between records, however long; drop it at the end, where a crash leaves such."""
+    """Refuse a foreign line between records, but drop a torn last line."""
     path = make_run(tmp_path / "mine")
     good = (path / "samples.jsonl").read_bytes()
     (path / "samples.jsonl").write_bytes(line + b"\n" + good)
@@ -215,7 +215,7 @@ def test_foreign_lines_are_named_and_a_torn_last_line_is_not(tmp_path: Path, lin
 
 @pytest.mark.parametrize("name", ["run.json", "samples.jsonl", "recommendation.json"])
 def test_directories_and_loops_in_place_of_files(tmp_path: Path, name: str) -> None:
-    """Refuse what cannot be read as a file."""
+    """Refuse a directory or a link loop in place of a file."""
     path = make_run(tmp_path / "mine")
     (path / name).unlink(missing_ok=True)
     (path / name).mkdir()
@@ -235,7 +235,7 @@ def test_a_loop_in_place_of_the_run(tmp_path: Path) -> None:
 
 
 def test_files_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say that a file may not be read; root, who may read everything, is refused in the system's place."""
+    """Report a file without read permission; simulate the refusal for root."""
     path = make_run(tmp_path / "mine")
 
     def refuse(file: Path) -> bytes:
@@ -251,7 +251,7 @@ def test_files_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @functools.cache
 def kept(name: str) -> tuple[str, tuple[str, ...], str | None]:
-    """Return the files of a kept run: run.json, lines of samples.jsonl (a few of many), recommendation.json."""
+    """Return the files of a kept run, with a few of its samples."""
     path = next(RESULTS.glob(f"{name}_xeon2core_*"))
     lines = (path / "samples.jsonl").read_text().splitlines()
     few = lines if len(lines) <= 60 else lines[:30] + lines[-30:]
@@ -260,7 +260,7 @@ def kept(name: str) -> tuple[str, tuple[str, ...], str | None]:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path to everything within a value of JSON; of long lists to the first three only."""
+    """Yield the path to every value within JSON, to the first three entries of long lists."""
     inner = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
     for key, one in inner:
         yield (*path, key)
@@ -268,7 +268,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def change(value: Any, draw: random.Random) -> None:
-    """Delete, replace or insert something anywhere in a value of JSON."""
+    """Delete, replace or insert one value within JSON."""
     *above, last = draw.choice(list(places(value)))
     holder = functools.reduce(lambda inner, key: inner[key], above, value)
     what = draw.choice(("delete", "replace", "insert"))
@@ -296,7 +296,7 @@ def write_changed(path: Path, name: str, draw: random.Random) -> None:
 
 @functools.cache
 def original(name: str) -> Run:
-    """Return a kept run as it is, to compare with."""
+    """Return a kept run unchanged."""
     info, lines, _ = kept(name)
     with tempfile.TemporaryDirectory() as path:
         Path(path, "run.json").write_text(info)
@@ -309,7 +309,7 @@ def original(name: str) -> Run:
 def test_edited_runs_are_read_or_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, seed: int
 ) -> None:
-    """Make every table, report and comparison of a run that was edited anywhere, or say in a sentence why not."""
+    """Read a run edited at random, or refuse it in one sentence."""
     write_changed(tmp_path / "mine", name, random.Random(seed))
     is_read_or_refused(lambda: use(load_run(tmp_path / "mine"), original(name)))
     capsys.readouterr()
@@ -318,7 +318,7 @@ def test_edited_runs_are_read_or_refused(
 @settings(max_examples=repetitions(100))
 @given(seed=st.integers(0, 2**32))
 def test_edited_models_are_read_or_refused(seed: int) -> None:
-    """Rebuild a model that was edited anywhere, or say in a sentence why not."""
+    """Read a model edited at random, or refuse it in one sentence."""
     sizes = (1024, 4096, 16384, 65536)
     records = [
         record

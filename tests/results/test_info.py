@@ -1,4 +1,4 @@
-"""Tests of what ranks that take turns on a GPU count for: their rows are shown, and nothing is concluded from them."""
+"""Tests of ranks that share a GPU: their rows are shown, and nothing is concluded from them."""
 
 from pathlib import Path
 
@@ -24,14 +24,14 @@ DOUBT = FLAGS["shared_gpu"].description
 
 
 def records_of(backend: str) -> list[Record]:
-    """Return a matrix in which a host is slow, and two operations over message sizes."""
+    """Return a matrix with a slow host, and two operations over message sizes."""
     case = make_case("bandwidth", pattern="matrix", message_bytes=MIB, backend=backend)
     matrix = make_matrix(4, host_slowness=touching(2, 4.0), case=case)
     return [*matrix, *sweep(make_case(backend=backend)), *sweep(make_case("latency", backend=backend))]
 
 
 def run_on(backend: str, ranks_per_gpu: int | None) -> Run:
-    """Return a run of them."""
+    """Return a run of these records."""
     info = make_hosts(4, ranks_per_gpu=ranks_per_gpu)
     return Run(path=Path("results/mine"), info=info, records=tuple(records_of(backend)))
 
@@ -49,7 +49,7 @@ def run_on(backend: str, ranks_per_gpu: int | None) -> Run:
     ],
 )
 def test_only_backends_on_gpus_share_them(backend: str, ranks_per_gpu: int | None, *, shares: bool) -> None:
-    """Count what is carried through the host's memory whatever else the run did on GPUs."""
+    """Apply the sharing only to backends on GPUs."""
     assert shares == shares_gpu(backend, {"ranks_per_gpu": ranks_per_gpu})
 
 
@@ -57,7 +57,7 @@ def test_only_backends_on_gpus_share_them(backend: str, ranks_per_gpu: int | Non
     ("backend", "ranks_per_gpu", "counts"), [("nccl", 2, False), ("nccl", 1, True), ("mpi", 2, True)]
 )
 def test_nothing_is_concluded_about_an_interconnect(backend: str, ranks_per_gpu: int, *, counts: bool) -> None:
-    """Keep the rows and pairs, and make no rate, curve, heat map, straggler or model of them."""
+    """Keep rows and pairs, but fit no rate, curve, straggler or model."""
     run = run_on(backend, ranks_per_gpu)
     assert 1 == len(run.matrices)
     assert {"all_reduce", "latency", "bandwidth"} == {row.operation for row in run.rows}
@@ -73,14 +73,14 @@ def test_nothing_is_concluded_about_an_interconnect(backend: str, ranks_per_gpu:
 
 
 def test_the_first_screen_says_so_alone() -> None:
-    """Name the warning first, and no bandwidth."""
+    """Show the warning first, and no bandwidth."""
     (found,) = find_conclusion([run_on("nccl", 2)])
     assert "Warnings" == found.label
     assert any(DOUBT in text for text in found.texts)
 
 
 def test_one_such_row_among_many_is_named() -> None:
-    """Say it however few rows it is about."""
+    """Show the warning for a single row."""
     records = [*sweep(), *sweep(make_case("all_gather")), *make_launches(STEADY, make_case(backend="nccl"))]
     run = Run(path=Path("results/mine"), info=make_hosts(2, ranks_per_gpu=2), records=tuple(records))
     texts = [text for found in find_conclusion([run]) if found.label == "Warnings" for text in found.texts]
@@ -102,7 +102,7 @@ def test_files_hold_the_rows_with_their_flag(tmp_path: Path, ranks_per_gpu: int,
 
 @pytest.mark.parametrize(("backend", "law"), [("mpi", "n"), ("nccl", "")])
 def test_no_law_of_growth_is_read_from_them(backend: str, law: str) -> None:
-    """Show how times grow, and do not say with what."""
+    """Show growing times without a law."""
     records = [
         record
         for ranks in (2, 4, 8)
@@ -116,7 +116,7 @@ def test_no_law_of_growth_is_read_from_them(backend: str, law: str) -> None:
 
 @pytest.mark.parametrize(("ranks_per_gpu", "notes"), [(1, []), (2, [TIME_SLICES])])
 def test_what_torch_adds_to_time_slices_is_called_so(ranks_per_gpu: int, notes: list[str]) -> None:
-    """Say so by the table of a page."""
+    """State above the page's table that ranks shared a GPU."""
     records = [*records_of("nccl"), *records_of("torch-nccl")]
     run = Run(path=Path("results/mine"), info=make_hosts(4, ranks_per_gpu=ranks_per_gpu), records=tuple(records))
     (table,) = overhead_tables([run])

@@ -1,4 +1,4 @@
-"""Tests of results/: each kept run says how it was made, is listed, and bears out what pages take from it."""
+"""Tests of results/: each kept run states its command, is listed, and backs the figures in the pages."""
 
 import csv
 import json
@@ -20,12 +20,12 @@ TABLE = table_of_kept_runs()
 
 
 def page(name: str) -> str:
-    """Return a page as one line, without marks of emphasis."""
+    """Return a page as one line without emphasis marks."""
     return " ".join((ROOT / name).read_text(encoding="utf-8").replace("*", "").split())
 
 
 def statement_of(name: str) -> dict[str, Any]:
-    """Return what says how a run was made: run.json, or of a check of commbench itself the file of its name."""
+    """Return the command's record: run.json, or a check's own file."""
     path = RESULTS / name
     found = [file for file in (path / "run.json", *sorted(path.glob("*.json"))) if file.exists()]
     stated: dict[str, Any] = json.loads(found[0].read_text())
@@ -33,7 +33,7 @@ def statement_of(name: str) -> dict[str, Any]:
 
 
 def kept(name: str) -> Run:
-    """Return the kept run whose name begins so."""
+    """Return the kept run whose name starts with the prefix."""
     return load_run(RESULTS / f"{name}_xeon2core_20261121")
 
 
@@ -41,12 +41,12 @@ def kept(name: str) -> Run:
 
 
 def test_the_table_lists_exactly_the_kept_runs() -> None:
-    """Have one line for each directory."""
+    """List every kept run once."""
     assert set(KEPT) == set(TABLE)
 
 
 def test_a_users_run_is_no_kept_run(tmp_path: Path) -> None:
-    """Leave out an untracked run, in a clone and without git."""
+    """Exclude an untracked run, in a clone and without git."""
     results = tmp_path / "results"
     for name in ("kept", "mine"):
         (results / name).mkdir(parents=True)
@@ -61,7 +61,7 @@ def test_a_users_run_is_no_kept_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", KEPT)
 def test_a_kept_run_states_the_command_of_the_table(name: str) -> None:
-    """Find the command in ``argv``, with the directory it was kept in, and the commit that made it, unchanged."""
+    """Record the table's command and the commit in run.json."""
     stated, (_, command) = statement_of(name), TABLE[name]
     inner = command[command.index("--") + 1 :] if "--" in command else command
     end = inner.index("--") if "--" in inner else len(inner)  # the command of a training follows
@@ -101,7 +101,7 @@ def test_an_emulated_cluster_is_that_of_the_table(name: str) -> None:
 def test_output_in_pages_is_what_report_prints(
     commbench: Command, monkeypatch: pytest.MonkeyPatch, name: str, marked: str, run: str
 ) -> None:
-    """Find every line of a page's block in what ``commbench report`` prints, but those about what is left out."""
+    """Quote only lines that ``commbench report`` prints."""
     block = (ROOT / name).read_text(encoding="utf-8").split(f"<!-- {marked} -->")[1].split("```")[1]
     lines = [line.rstrip() for line in block.splitlines() if not line.startswith(("Measuring ", "..."))]
     monkeypatch.setattr("commbench.cli.report.write_page", lambda _, folder: folder / "report.html")
@@ -111,7 +111,7 @@ def test_output_in_pages_is_what_report_prints(
 
 
 def test_figures_of_the_c_loop() -> None:
-    """Take the ratios of docs/evidence.md and README.md from the kept comparison with C."""
+    """State the ratios of the kept comparison with C in docs/evidence.md and README.md."""
     text = page("docs/evidence.md")
     with (RESULTS / "accuracy_xeon2core_20261121" / "accuracy.csv").open() as file:
         lines = list(csv.DictReader(file))
@@ -126,7 +126,7 @@ def test_figures_of_the_c_loop() -> None:
 
 
 def test_figures_of_the_self_check() -> None:
-    """Take the number of false alarms from the kept check."""
+    """State the false alarms of the kept check."""
     stated = statement_of("self_check_xeon2core_20261121")
     said = f"{stated['different']} of {stated['cases']} cases called different"
     assert said in page("docs/evidence.md")
@@ -142,7 +142,7 @@ def test_figures_of_the_self_check() -> None:
     ],
 )
 def test_figures_of_recommendations(name: str, decimals: int, pages: list[str]) -> None:
-    """Take speedups and their intervals from recommendation.json."""
+    """State speedups and intervals of recommendation.json."""
     found = kept(name).recommendation
     assert found is not None
     speedup, low, high = (f"{number:.{decimals}f}" for number in (found.speedup, *found.speedup_ci))
@@ -151,7 +151,7 @@ def test_figures_of_recommendations(name: str, decimals: int, pages: list[str]) 
 
 
 def test_figures_of_accuracy_lost() -> None:
-    """Take what top-k costs on the digits from the paired seeds."""
+    """State top-k's loss on the digits from the paired seeds."""
     found = kept("train_digits_100mbit").recommendation
     assert found is not None
     metric = found.cost.metric
@@ -162,7 +162,7 @@ def test_figures_of_accuracy_lost() -> None:
 
 
 def test_figures_of_the_slow_host() -> None:
-    """Take factor and interval from the kept matrix."""
+    """State factor and interval of the kept matrix."""
     worst = max(straggler_findings(kept("matrix_slow_host")).stragglers, key=lambda straggler: straggler.factor)
     assert worst.ci is not None
     low, high = (f"{bound:.2f}" for bound in worst.ci)
@@ -172,7 +172,7 @@ def test_figures_of_the_slow_host() -> None:
 
 
 def test_figures_of_links() -> None:
-    """Take the share of the link's rate that is reached from the kept run, 1 Gbit/s being 0.125 GB/s."""
+    """State the reached share of the link's rate from the kept run."""
     rows = {(row.backend, row.operation): row.busbw_GBps for row in kept("links_1gbit").rows}
     gloo, mpi = (rows[key] for key in (("gloo", "all_reduce"), ("mpi", "bandwidth")))
     assert gloo is not None
@@ -182,7 +182,7 @@ def test_figures_of_links() -> None:
 
 
 def test_figures_of_patterns() -> None:
-    """Take the times of hierarchical and flat all-reduces from the kept run."""
+    """State the times of hierarchical and flat all-reduces from the kept run."""
     rows = kept("patterns_1gbit").rows
     times = {(row.backend, row.pattern): row for row in rows}
     text = page("docs/evidence.md")
@@ -196,7 +196,7 @@ def test_figures_of_patterns() -> None:
 
 
 def test_figures_of_selection() -> None:
-    """Take the gain over torch.topk and the cost in additions from the kept check, over all kinds of data."""
+    """State the gain over torch.topk and the cost in additions from the kept check."""
     with (RESULTS / "selection_xeon2core_20261121" / "selection.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert 8 == len(lines)
@@ -210,7 +210,7 @@ def test_figures_of_selection() -> None:
 
 
 def test_figures_of_the_fitted_model() -> None:
-    """Take the error at sizes left out from kept runs, and what a call from Python adds from the comparison with C."""
+    """State the error at held-out sizes and the cost of calls from Python."""
     text = page("docs/measuring.md")
     for name in ("bench", "quick"):
         error = network_model(kept(name)).to_json()["held_out_error"]

@@ -1,4 +1,4 @@
-"""Tests that a very large run is summarised and reported in a time and a memory that anybody has."""
+"""Tests that a very large run is summarised and reported in reasonable time and memory."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def lines() -> Iterator[str]:
 
 
 def measured(*command: str) -> tuple[str, float, int]:
-    """Return what a command prints, its processor time in seconds, and its memory in bytes."""
+    """Return a command's output, CPU time in seconds, and memory in bytes."""
     with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = process.stdout.read()
@@ -47,7 +47,7 @@ def measured(*command: str) -> tuple[str, float, int]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_hundred_thousand_rows_are_summarised_and_reported(tmp_path: Path) -> None:
-    """Write the tables of 100,000 rows, then print the run and draw its page, each within a minute and 2 GiB."""
+    """Summarise, print and draw 100,000 rows, each within a minute of CPU time and 2 GiB."""
     (tmp_path / "run.json").write_text(json.dumps(make_info(status="complete", world_size=1000)))
     with (tmp_path / "samples.jsonl").open("w") as stream:
         stream.writelines(f"{line}\n" for line in lines())

@@ -1,4 +1,4 @@
-"""Tests of the losses of a training that was tuned."""
+"""Tests of the losses of a tuned training."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ FIRST = [Loss(launch=0, step=5, loss=2.25), Loss(launch=0, step=6, loss=2.0)]
 
 
 def test_losses_are_appended_and_read_back(tmp_path: Path) -> None:
-    """Write one header, whatever the number of calls; read nothing where there is no file."""
+    """Write one header for several calls; read nothing without a file."""
     assert [] == read_losses(tmp_path)
     append_losses(tmp_path, FIRST)
     later = [Loss(launch=1, step=5, loss=float("inf"))]
@@ -22,7 +22,7 @@ def test_losses_are_appended_and_read_back(tmp_path: Path) -> None:
 
 
 def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
-    """Read what was whole when the process was killed."""
+    """Ignore a last line cut by a crash."""
     append_losses(tmp_path, FIRST)
     with (tmp_path / LOSSES).open("a") as stream:
         stream.write("0,7,1.")
@@ -30,7 +30,7 @@ def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
-    """Say what is wrong with a file of that name that holds something else."""
+    """Refuse a foreign file of that name, with the reason."""
     (tmp_path / LOSSES).write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="is not a table of losses"):
         read_losses(tmp_path)

@@ -1,4 +1,4 @@
-"""Tests of what a framework adds to a library."""
+"""Tests of the overhead that a framework adds to a library."""
 
 import pytest
 from builders import make_case, make_info, make_launches, summarise_run
@@ -10,7 +10,7 @@ from commbench.results.overhead import overheads
 
 
 def rows(ranks_per_gpu: int = 1, **times_us: list[float]) -> list[Row]:
-    """Rows of an all_reduce of 1 KiB by backends, the underscores of whose names stand for hyphens."""
+    """Return rows of a 1 KiB all_reduce by backend; underscores in names stand for hyphens."""
     records = [
         record
         for backend, times in times_us.items()
@@ -23,14 +23,14 @@ DIRECT, THROUGH = [10.0, 10.1, 9.9, 10.0, 10.05, 9.95], [14.0, 14.1, 13.9, 14.0,
 
 
 def test_the_difference_is_told_with_an_interval() -> None:
-    """Say what is added, and as an interval what both intervals leave open."""
+    """Return the difference with an interval from both intervals."""
     (found,) = overheads(rows(nccl=DIRECT, torch_nccl=THROUGH))
     assert pytest.approx((10.0, 14.0, 4.0, 0.4)) == (found.direct_us, found.through_us, found.added_us, found.share)
     assert 3.5 < (found.added_us_ci_low or 0) < 4.0 < (found.added_us_ci_high or 0) < 4.5
 
 
 def test_only_what_was_timed_both_ways_counts() -> None:
-    """Say nothing of other backends, of one path alone, and of unlike cases."""
+    """Compare only cases that were timed over both backends."""
     assert [] == overheads(rows(mpi=DIRECT, gloo=THROUGH))
     assert [] == overheads(rows(torch_nccl=THROUGH))
     one = make_launches(DIRECT, make_case(backend="nccl"))
@@ -39,7 +39,7 @@ def test_only_what_was_timed_both_ways_counts() -> None:
 
 
 def test_the_table_has_a_line_for_each_case() -> None:
-    """Show both times and the difference."""
+    """Print both times and the difference per case."""
     console = Console(width=120, record=True, file=None, force_terminal=False)
     with console.capture() as said:
         console.print(render_overheads(overheads(rows(nccl=DIRECT, torch_nccl=THROUGH))))
@@ -51,7 +51,7 @@ def test_the_table_has_a_line_for_each_case() -> None:
 
 
 def test_time_slices_are_called_so() -> None:
-    """Say above the table that ranks shared a GPU."""
+    """State above the table that ranks shared a GPU."""
     shared = rows(2, nccl=DIRECT, torch_nccl=THROUGH)
     console = Console(width=120, record=True, file=None, force_terminal=False)
     with console.capture() as said:

@@ -56,7 +56,7 @@ def test_every_ordered_pair_has_a_row() -> None:
 
 @pytest.mark.parametrize("launches", [2, 5, 6, 10])
 def test_times_are_summarised_over_launches(launches: int) -> None:
-    """Take the median of launch medians, with the interval that collectives.csv would have."""
+    """Return the median of launch medians, with an interval over launches."""
     records = make_matrix(3, launches=launches)
     times = [next(pair.time_us for pair in record.pairs if (pair.source, pair.target) == (2, 1)) for record in records]
     row, interval = rows_of(records, 3)[2, 1], stats.launch_interval(times)
@@ -71,14 +71,14 @@ def test_times_are_summarised_over_launches(launches: int) -> None:
 
 
 def test_one_launch_has_no_interval() -> None:
-    """Leave the interval empty where there is one launch, and flag it."""
+    """Leave the interval empty and flag the row for one launch."""
     row = rows_of(make_matrix(3, launches=1), 3)[0, 1]
     assert (None, None, "one_launch") == (row.time_us_ci_low, row.time_us_ci_high, row.flags)
     assert "few_launches" == rows_of(make_matrix(3, launches=3), 3)[0, 1].flags
 
 
 def test_bandwidth_is_of_the_message() -> None:
-    """Divide the bytes by the time; bytes both ways at once count twice."""
+    """Divide bytes by time; count bytes in both directions twice."""
     assert pytest.approx(2**20 / (INTER_US * 1e3)) == rows_of(make_matrix(3, noise=0), 3)[0, 1].algbw_GBps
     case = make_case("bibandwidth", pattern="matrix", message_bytes=KIB)
     row = rows_of(make_matrix(3, noise=0, case=case), 3)[0, 1]
@@ -86,7 +86,7 @@ def test_bandwidth_is_of_the_message() -> None:
 
 
 def test_pairs_are_compared_with_their_kind() -> None:
-    """Hold a pair within a host against such pairs, one between hosts against those."""
+    """Compare pairs within a host and pairs between hosts separately."""
     rows = rows_of(make_matrix(3, 2, noise=0, host_slowness=receiving(2, 3.0)), 3, 2)
     ratios = [rows[pair].ratio_to_typical for pair in ((0, 1), (0, 2), (0, 4), (4, 0))]
     assert pytest.approx([1, 1, 3, 1]) == ratios
@@ -94,7 +94,7 @@ def test_pairs_are_compared_with_their_kind() -> None:
 
 
 def test_wrong_pair_has_no_bandwidth() -> None:
-    """Call a pair wrong in whose data any launch found wrong elements, and no other."""
+    """Mark only pairs with wrong elements in any launch as wrong."""
     records = make_matrix(3)
     broken = [replace(pair, wrong=7) if (pair.source, pair.target) == (1, 2) else pair for pair in records[2].pairs]
     records[2] = replace(records[2], pairs=broken, status="wrong")
@@ -107,7 +107,7 @@ def test_wrong_pair_has_no_bandwidth() -> None:
 
 
 def test_unverified_pairs_have_no_count_of_wrong_elements() -> None:
-    """Leave the cell empty."""
+    """Leave the count of wrong elements empty if nothing was verified."""
     records = make_matrix(3)
     records = [replace(r, pairs=[replace(pair, wrong=None) for pair in r.pairs]) for r in records]
     row = rows_of(records, 3)[0, 1]
@@ -115,13 +115,13 @@ def test_unverified_pairs_have_no_count_of_wrong_elements() -> None:
 
 
 def test_warnings_of_a_launch_hold_for_its_pairs() -> None:
-    """Flag pairs for the warnings about their launch, but not for how the times of all pairs lie."""
+    """Flag pairs with their launch's warnings, except those about all pairs' times."""
     flags = ("throttled", "clock", "late", "bimodal")
     assert "late;clock;throttled" == rows_of(make_matrix(3, flags=flags), 3)[0, 1].flags
 
 
 def test_launch_that_lacks_a_pair() -> None:
-    """Summarise a pair over the launches that have it."""
+    """Summarise a pair over the launches that measured it."""
     records = make_matrix(3)
     records[0] = replace(records[0], pairs=records[0].pairs[1:])
     rows = rows_of(records, 3)
@@ -130,7 +130,7 @@ def test_launch_that_lacks_a_pair() -> None:
 
 
 def test_untimed_pairs_are_counted() -> None:
-    """Count ordered pairs that no launch has, those of a rank that has none at all among them."""
+    """Count ordered pairs that no launch measured, whole ranks included."""
     info, records = make_hosts(4), make_matrix(4, group_size=4)
     untimed = [(rank, 3) for rank in range(3)] + [(3, rank) for rank in range(3)]
     (whole,), (part,) = matrices(records, info), matrices(without(records, *untimed), info)
@@ -139,27 +139,27 @@ def test_untimed_pairs_are_counted() -> None:
 
 
 def test_emulated_pairs_are_flagged() -> None:
-    """Say of every pair that its link was emulated."""
+    """Flag every pair of an emulated link."""
     info = make_hosts(3, environment={"emulated": {"rate": "1gbit"}})
     (matrix,) = matrices(make_matrix(3), info)
     assert {"emulated"} == set(pair_table([matrix], info)["flags"])
 
 
 def test_unknown_hosts_are_one() -> None:
-    """Read a run that does not say where its ranks were."""
+    """Read a run without hosts as one host."""
     (matrix,) = matrices(make_matrix(3), {})
     assert not matrix.is_inter.any()
     assert {""} == set(pair_table([matrix], {})[["source_host", "target_host"]].to_numpy().flat)
 
 
 def test_only_measured_matrices_count() -> None:
-    """Make nothing of other patterns, nor of a matrix that was not measured."""
+    """Write no rows for other patterns or unmeasured matrices."""
     failed = make_record(make_case("bandwidth", pattern="matrix"), status="failed")
     assert [] == matrices([make_record(), failed], make_hosts(2))
 
 
 def test_store_writes_and_reads_pairs(tmp_path: Path) -> None:
-    """Write pairs.csv of a run with a matrix, and make the same rows of what was read back."""
+    """Write pairs.csv of a matrix, and the same rows after reading."""
     with Store.open(tmp_path / "mine", make_hosts(3)) as store:
         store.append(make_record())
         write_tables(store)
@@ -174,7 +174,7 @@ def test_store_writes_and_reads_pairs(tmp_path: Path) -> None:
 
 
 def test_pairs_come_back_as_a_table_that_equals_them() -> None:
-    """Read a launch's pairs as arrays, with what could not be verified as it was."""
+    """Read a launch's pairs as arrays, unverified ones included."""
     pairs = [
         PairTimes(source=source, target=1 - source, time_us=9.5, time_us_p95=10.0, repetitions=30, wrong=wrong)
         for source, wrong in ((0, None), (1, 3))
@@ -199,7 +199,7 @@ def test_pairs_come_back_as_a_table_that_equals_them() -> None:
     ],
 )
 def test_damaged_pairs_are_refused(pairs: dict[str, list[object]]) -> None:
-    """Name a line whose pairs lack a field, differ in length or hold no numbers."""
+    """Refuse pairs that lack a field, differ in length or are not numbers, by line."""
     stored = make_record(make_case("bandwidth", pattern="matrix")).to_json()
     with pytest.raises(InputError, match="not a record"):
         Record.from_json({**stored, "pairs": pairs})
@@ -207,7 +207,7 @@ def test_damaged_pairs_are_refused(pairs: dict[str, list[object]]) -> None:
 
 @pytest.mark.slow
 def test_three_hundred_ranks_take_seconds() -> None:
-    """Summarise 89,700 pairs in less time than reading them takes people."""
+    """Summarise 89,700 pairs within seconds of CPU time."""
     pairs = [
         PairTimes(source=a, target=b, time_us=100.0 + a + b, time_us_p95=120.0, repetitions=30, wrong=0)
         for a in range(300)

@@ -1,4 +1,4 @@
-"""Tests of what a launch is to do and what a run still lacks."""
+"""Tests of the plan of a launch and of what a run still lacks."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def make_trained(case: TrainingCase, launch: int = 0, block_lengths: Sequence[in
 
 
 def test_a_plan_comes_back_as_it_went() -> None:
-    """Carry a plan in one line of JSON."""
+    """Read a plan back from one line of JSON."""
     planned = [
         PlannedCase(case=CASES[0], fixed=FixedSettings(warmups=3, batch=8)),
         PlannedCase(case=make_case("barrier")),
@@ -56,7 +56,7 @@ def test_a_plan_comes_back_as_it_went() -> None:
 
 
 def test_a_plan_of_training_comes_back_as_it_went() -> None:
-    """Carry training cases and their terms; the kind shows in the case."""
+    """Read training cases and their terms back from JSON."""
     planned = [PlannedCase(case=case) for case in TRAINED]
     plan = LaunchPlan(launch=2, budget=BUDGETS["quick"], cases=planned, training=TERMS)
     assert plan == LaunchPlan.from_json(plan.to_json())
@@ -64,7 +64,7 @@ def test_a_plan_of_training_comes_back_as_it_went() -> None:
 
 
 def test_training_keeps_the_order_of_the_request() -> None:
-    """Leave shuffling to the ranks, and train all again where some is missing, but for what has failed."""
+    """Keep the order of training cases, and repeat all but failed ones if any is missing."""
     request = make_training_request()
     assert [missing_cases(request, [], launch) for launch in range(3)] == [TRAINED] * 3
     assert TRAINED == missing_cases(request, [make_trained(TRAINED[0], launch=1)], 1)
@@ -74,7 +74,7 @@ def test_training_keeps_the_order_of_the_request() -> None:
 
 
 def test_all_launches_make_as_many_steps_as_the_first() -> None:
-    """Take the steps from the first record that is ok, of whatever phase, unless the request fixes them."""
+    """Use the steps of the first ok record unless the request fixes them."""
     request = make_training_request()
     failed = dataclasses.replace(make_trained(TRAINED[0], block_lengths=[9]), status="failed")
     records = [make_record(), failed, make_trained(TRAINED[1]), make_trained(TRAINED[0], block_lengths=[8])]
@@ -88,7 +88,7 @@ def test_all_launches_make_as_many_steps_as_the_first() -> None:
 
 
 def test_short_time_shortens_the_blocks_of_the_first_launch_only() -> None:
-    """Shorten blocks with the slice until their steps are fixed; from then on they take their time."""
+    """Shorten blocks only until their steps are fixed."""
     request = make_training_request()
     slice_s = request.budget.slice_s
     first = plan_launch(request, [], 0, slice_s=slice_s / 4)
@@ -98,7 +98,7 @@ def test_short_time_shortens_the_blocks_of_the_first_launch_only() -> None:
 
 
 def test_blocks_that_were_made_tell_how_long_others_take() -> None:
-    """Give a launch whose steps are fixed the mean time of a block for each of its own."""
+    """Plan the mean time of measured blocks for each further block."""
     request = make_training_request()
     once = dataclasses.replace(request, training=dataclasses.replace(TERMS, blocks=1))
     known = [
@@ -112,13 +112,13 @@ def test_blocks_that_were_made_tell_how_long_others_take() -> None:
 
 
 def test_a_stage_counts_its_own_launches() -> None:
-    """Begin with the first launch whatever another stage has measured."""
+    """Start with the first launch of a stage, whatever other stages measured."""
     records = [make_record(case, launch=launch) for case in CASES for launch in range(3)]
     assert (0, 3) == (next_launch(make_training_request(), records), next_launch(make_request(CASES), records))
 
 
 def test_missing_cases_keep_the_order_of_their_launch() -> None:
-    """Leave out what is done and shuffle by seed and launch, so that a resumed launch goes on in its own order."""
+    """Omit measured cases, and shuffle by seed and launch."""
     request = make_request(CASES)
     order = shuffled(CASES, 1, 1)
     done = [make_record(order[0], launch=1), make_record(order[3], launch=1), make_record(order[1], launch=0)]
@@ -127,7 +127,7 @@ def test_missing_cases_keep_the_order_of_their_launch() -> None:
 
 
 def test_cases_that_fail_come_last_in_their_launch() -> None:
-    """Measure the others first, also in launches after one in which a case has failed and never succeeded."""
+    """Measure cases that only failed so far last, in later launches too."""
     request = make_request(CASES)
     order = shuffled(CASES, 1, 0)
     failed = make_record(order[0], launch=0, status="failed")
@@ -141,13 +141,13 @@ def test_cases_that_fail_come_last_in_their_launch() -> None:
     ("status", "again"), [("ok", False), ("unsupported", False), ("wrong", False), ("failed", True), ("hung", True)]
 )
 def test_only_failures_are_tried_again(status: str, again: bool) -> None:
-    """Repeat what failed or hung; what cannot be done or was wrong stays so."""
+    """Repeat failed and hung cases, but not unsupported or wrong ones."""
     request = make_request(CASES[:1])
     assert again == bool(missing_cases(request, [make_record(CASES[0], status=status)], 0))
 
 
 def test_the_lowest_launch_that_measured_a_case_fixes_it() -> None:
-    """Freeze per case, from whichever launch measured it first by number, not by time."""
+    """Fix a case's settings by the lowest launch number that measured it."""
     records = [
         make_record(CASES[0], launch=2, warmups=9, batch=9),
         make_record(CASES[0], launch=1, warmups=4, batch=2),
@@ -162,7 +162,7 @@ def test_the_lowest_launch_that_measured_a_case_fixes_it() -> None:
 
 
 def test_a_planned_launch_has_the_time_slice_and_fixed_settings() -> None:
-    """Combine all that ranks need."""
+    """Include time slice and fixed settings in the plan."""
     request = make_request(CASES[:2], case_timeout_s=9)
     records = [make_record(CASES[0], launch=0, warmups=4, batch=2)]
     plan = plan_launch(request, records, 1, slice_s=0.01, deadline_s=3.0)
@@ -174,7 +174,7 @@ def test_a_planned_launch_has_the_time_slice_and_fixed_settings() -> None:
 
 
 def test_an_invocation_completes_before_it_adds() -> None:
-    """Choose the lowest unfinished launch, else a new one."""
+    """Plan the lowest unfinished launch, else a new one."""
     request = make_request(CASES[:2])
     assert 0 == next_launch(request, [])
     first = [make_record(case, launch=0) for case in CASES[:2]]
@@ -184,7 +184,7 @@ def test_an_invocation_completes_before_it_adds() -> None:
 
 
 def test_a_case_that_always_fails_holds_no_launch_open() -> None:
-    """Try a failed case once more, then begin the next launch; in that one its first failure is enough."""
+    """Try a failed case once more, then start the next launch."""
     request = make_request(CASES[:2])
     good, bad = make_record(CASES[0]), make_record(CASES[1], status="failed")
     assert 0 == next_launch(request, [good, bad])
@@ -200,7 +200,7 @@ def test_a_case_that_always_fails_holds_no_launch_open() -> None:
     [({"ranks": 0}, "0 ranks"), ({"case_timeout_s": 0.0}, "case timeout"), ({"time_limit_s": -1.0}, "time limit")],
 )
 def test_requests_that_cannot_be_met_are_refused(options: dict[str, float], sentence: str) -> None:
-    """Name the value that is impossible."""
+    """Refuse an impossible value by name."""
     with pytest.raises(InputError, match=sentence):
         make_request(CASES, **options)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="nothing to measure"):
@@ -208,7 +208,7 @@ def test_requests_that_cannot_be_met_are_refused(options: dict[str, float], sent
 
 
 def test_the_times_of_a_launch_add_up() -> None:
-    """Share a launch's time between starting, measuring and the rest."""
+    """Divide a launch's time into start, measuring and the rest."""
     times = launch_times(seconds=5.0, startup_s=1.5, measuring_s=3.0)
     assert {"seconds": 5.0, "startup_s": 1.5, "measuring_s": 3.0, "other_s": 0.5} == times
 
@@ -225,7 +225,7 @@ def test_the_times_of_a_launch_add_up() -> None:
     ],
 )
 def test_launches_beyond_the_aim_are_left_out(seconds: list[tuple[int, float]], launch: int, left_out: bool) -> None:
-    """Expect a launch to take as long as the last; make the fewest in any case, and complete what has begun."""
+    """Plan launches by the last one's duration, at least the minimum, and complete started ones."""
     request = dataclasses.replace(make_training_request(), aim_s=70.0, fewest_launches=2)
     entries = [{"stage": "sweep", "launch": number, "seconds": took} for number, took in seconds]
     others = [{"stage": "confirm", "launch": number, "seconds": 100.0} for number in range(3)]
@@ -234,7 +234,7 @@ def test_launches_beyond_the_aim_are_left_out(seconds: list[tuple[int, float]], 
 
 
 def test_a_run_that_is_planned_as_a_whole_has_one_stage() -> None:
-    """Ask for the same whatever has been measured."""
+    """Return the same request whatever has been measured."""
     request = make_request(CASES)
     (stage,) = single_stage(request)
     assert request == stage([]) == stage([make_record()])
@@ -251,7 +251,7 @@ def test_settings_fixed_by_another_run_take_precedence() -> None:
 
 
 def test_what_cannot_be_trained_does_not_hold_a_launch_open() -> None:
-    """Begin a new launch although a case of the last one has failed; go on with one that lacks another case."""
+    """Start a new launch despite a failed case, but complete one that lacks another case."""
     request = make_training_request()
     whole = [make_trained(case) for case in TRAINED]
     failed = dataclasses.replace(whole[1], status="failed")

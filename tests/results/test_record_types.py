@@ -17,7 +17,7 @@ CASES = [make_case(), TrainingCase(workload="tiny", world_size=2, batch_per_rank
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_blank_record_is_of_its_cases_kind(case: AnyCase) -> None:
-    """State the case, the launch and why there is no more, and read it back."""
+    """Record the case, the launch and the reason, and read it back."""
     record = blank_record(case, launch=3, status="hung", reason=STOPPED)
     assert (case, 3, "hung", "rank 1 is stopped") == (record.case, record.launch, record.status, record.reason)
     assert "rank_stuck" == record.reason_code
@@ -27,7 +27,7 @@ def test_a_blank_record_is_of_its_cases_kind(case: AnyCase) -> None:
 
 @pytest.mark.parametrize(("backend", "device"), [("gloo", "cpu"), ("nccl", "")])
 def test_a_blank_record_names_no_gpu(backend: str, device: str) -> None:
-    """Leave the device empty where nobody came to tell which GPU it was."""
+    """Leave the device empty if no rank reported it."""
     case = TrainingCase(workload="tiny", world_size=2, batch_per_rank=8, backend=backend)
     record = blank_record(case, launch=0, status="hung", reason=STOPPED)
     assert isinstance(record, TrainingRecord)
@@ -36,7 +36,7 @@ def test_a_blank_record_names_no_gpu(backend: str, device: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_line_states_its_kind(case: AnyCase) -> None:
-    """Write the kind and the code of the reason; read a line of an older version, which has neither."""
+    """Write record type and reason code; read older lines without them."""
     data = blank_record(case, launch=0, status="failed", reason=STOPPED).to_json()
     assert data.pop("kind") == ("training" if isinstance(case, TrainingCase) else "collective")
     assert "rank_stuck" == data.pop("reason_code")
@@ -46,19 +46,19 @@ def test_each_line_states_its_kind(case: AnyCase) -> None:
 
 @pytest.mark.parametrize("kind", ["matrix", None, ["training"]])
 def test_an_unknown_kind_is_refused(kind: object) -> None:
-    """Name the kind and those that this version reads."""
+    """Refuse an unknown record type, and list the known ones."""
     with pytest.raises(InputError, match="kind must be collective or training, and is"):
         read_record({**make_record().to_json(), "kind": kind})
 
 
 def test_records_are_read_by_kind() -> None:
-    """Keep the order within a kind."""
+    """Keep the order within a record type."""
     records = [make_record(), TrainingRecord(case=CASES[1], launch=0), make_record(launch=1)]  # type: ignore[arg-type]
     assert (tuple(records[::2]), (records[1],)) == (collective_records(records), training_records(records))
 
 
 @pytest.mark.parametrize("data", [3, None, {}, {"case": 3}, {"case": {"workload": "tiny"}}, {"case": {}, "launch": 0}])
 def test_what_is_no_record_is_refused(data: Any) -> None:
-    """Say so in one sentence, whatever it is."""
+    """Refuse anything else in one sentence."""
     with pytest.raises(InputError, match="is not a record of commbench"):
         read_record(data)

@@ -1,4 +1,4 @@
-"""Tests of a whole run from the command line on real ranks, from one to four."""
+"""Tests of a whole run from the command line on one to four real ranks."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run ``commbench run`` in ``cwd`` and return what it did."""
+    """Run ``commbench run`` in ``cwd`` and return its outcome."""
     environment = {
         **os.environ,
         "OMPI_MCA_btl": "^ofi",
@@ -30,7 +30,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
-    """Return the lines of a run's table."""
+    """Return the rows of a run's table."""
     with (folder / "collectives.csv").open(encoding="utf-8") as file:
         reader = csv.DictReader(file)
         assert list(COLUMNS) == reader.fieldnames
@@ -39,14 +39,14 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(autouse=True)
 def libraries() -> None:
-    """Skip where there is nothing to measure with."""
+    """Skip without mpi4py, torch and numba."""
     pytest.importorskip("mpi4py", reason="needs mpi4py")
     pytest.importorskip("torch", reason="needs torch")
 
 
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 3, 4))])
 def test_every_operation_is_measured_and_verified_on_both_backends(tmp_path: Path, ranks: int) -> None:
-    """Measure the collectives and the point-to-point operations; every row is ok and verified, or says why not."""
+    """Measure all operations on MPI and Gloo; every row is ok and verified, or gives a reason."""
     operations = (
         "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast,reduce,gather,scatter,barrier,latency,sendrecv"
     )
@@ -83,7 +83,7 @@ def test_every_operation_is_measured_and_verified_on_both_backends(tmp_path: Pat
 
 
 def test_a_finished_run_measures_nothing_again_and_keeps_no_secret(tmp_path: Path) -> None:
-    """Repeat the command on the same directory: no new line, the same table; secrets are in no file."""
+    """Measure nothing when a complete run is repeated, and store no secret."""
     arguments = ("-c", "all_reduce", "--sizes", "8,64", "-n", "2", "--oversubscribe", "--launches", "2", "--out", "r")
     assert run(*arguments, cwd=tmp_path).returncode == 0
     samples = (tmp_path / "r" / "samples.jsonl").read_text()
@@ -95,7 +95,7 @@ def test_a_finished_run_measures_nothing_again_and_keeps_no_secret(tmp_path: Pat
 
 @pytest.mark.slow
 def test_the_python_loop_costs_more_than_the_native_one(tmp_path: Path) -> None:
-    """State a larger harness for the loop in Python, in rows that say which loop it was."""
+    """Record a larger overhead for the Python loop."""
     harness = {}
     for loop in ("native", "python"):
         common = (
@@ -119,7 +119,7 @@ def test_the_python_loop_costs_more_than_the_native_one(tmp_path: Path) -> None:
 
 
 def test_each_way_to_start_together_stands_in_the_row(tmp_path: Path) -> None:
-    """Measure with every synchronisation and find it in the row; without one, operations follow each other."""
+    """Record every start method in its row."""
     for sync, cadence in (("round-time", "isolated"), ("dissemination", "isolated"), ("none", "pipelined")):
         arguments = (
             "-c",
@@ -141,7 +141,7 @@ def test_each_way_to_start_together_stands_in_the_row(tmp_path: Path) -> None:
 
 
 def test_ranks_that_a_person_starts_do_the_same(tmp_path: Path, mpirun: MpirunLauncher) -> None:
-    """Add a launch with each mpirun, and let rank 0 alone print the table."""
+    """Add a launch with each mpirun, and print the table on rank 0 only."""
     arguments = ("run", "-c", "all_reduce", "--sizes", "8", "--backend", "mpi", "--sync", "dissemination", "--out", "r")
     environment = {**os.environ, **mpirun.environment(), "OMPI_MCA_btl": "^ofi"}
     for _ in range(2):
@@ -164,7 +164,7 @@ def test_ranks_that_a_person_starts_do_the_same(tmp_path: Path, mpirun: MpirunLa
 
 @pytest.mark.slow
 def test_scaling_study_measures_growing_parts_of_the_ranks(tmp_path: Path) -> None:
-    """Measure on the first two ranks while the third stands aside, then on all three, verified on both backends."""
+    """Measure on two of three ranks, then on all, verified on both backends."""
     arguments = ("-c", "all_reduce,latency", "--sizes", "1K", "--world-sizes", "2,3", "-n", "3", "--oversubscribe")
     done = run(*arguments, "--launches", "1", "--out", "r", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -183,7 +183,7 @@ def test_scaling_study_measures_growing_parts_of_the_ranks(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_buffers_take_turns_on_real_ranks(tmp_path: Path) -> None:
-    """Verify and time rotated buffers on both backends, of which small ones fit into the cache; refuse graphs."""
+    """Verify and time rotated buffers on both backends, flag those in the cache, and refuse graphs."""
     if not last_level_cache_bytes():
         pytest.skip("the system does not tell how large this machine's caches are")
     arguments = (

@@ -1,4 +1,4 @@
-"""Tests of showing text from elsewhere: nothing in it is markup, a terminal's command or a spreadsheet's formula."""
+"""Tests of showing foreign text: no markup, no terminal commands, no spreadsheet formulas."""
 
 import io
 
@@ -29,7 +29,7 @@ def shown(*parts: object, terminal: bool = False) -> str:
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_markup_and_control_characters_are_shown(terminal: bool) -> None:
-    """Print names as they are, with control characters as escapes: alone, styled, and in tables."""
+    """Print names literally and control characters as escapes: plain, styled and in tables."""
     table = Table()
     table.add_column(HOSTILE, no_wrap=True)
     table.add_row(HOSTILE)
@@ -42,7 +42,7 @@ def test_markup_and_control_characters_are_shown(terminal: bool) -> None:
 
 
 def test_rows_with_hostile_texts_are_shown_as_they_are() -> None:
-    """Print backends, reasons and hosts of a run literally."""
+    """Print a run's backends, reasons and hosts literally."""
     case = make_case(backend="[red]x[/red]")
     failed = make_record(make_case(backend="b", message_bytes=8), status="failed", reason="\x1b]0;title\x07 [b]no[/b]")
     rows = summarise_run([*make_launches([10.0] * 6, case), failed], make_info())
@@ -54,7 +54,7 @@ def test_rows_with_hostile_texts_are_shown_as_they_are() -> None:
 
 
 def test_other_formats_keep_comments_on_their_line() -> None:
-    """Let no reason or library forge a line of results."""
+    """Let no reason or library name forge a line of results."""
     records = make_launches([10.0] * 6, library="lib\n8 2 float sum -1 1 1 1 0")
     records.append(make_record(make_case(message_bytes=8), status="failed", reason="no\n16 4 float sum -1 1 1 1 0\x1b"))
     rows = summarise_run(records, make_info())
@@ -65,7 +65,7 @@ def test_other_formats_keep_comments_on_their_line() -> None:
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
 def test_csv_cells_begin_no_formula(start: str) -> None:
-    """Put an apostrophe before texts, in every column of text; numbers stay numbers."""
+    """Prefix text cells that a spreadsheet would run; keep numbers."""
     row = Row(device=f"{start}1", reason=f"{start}2", skew_us=-1.5)
     text = csv_text([row], ["device", "reason", "skew_us"])
     first, reason, number = text.split("\n", 1)[1].rstrip("\n").replace('"', "").split(",")
@@ -74,5 +74,5 @@ def test_csv_cells_begin_no_formula(start: str) -> None:
 
 
 def test_plain_texts_stay() -> None:
-    """Change nothing that is harmless, and leave new lines to who lays out lines."""
+    """Leave harmless text and line feeds unchanged."""
     assert ("µs ±2 %\n", "a\\nb", "0-3") == (visible("µs ±2 %\n"), one_line("a\nb"), cell_text("0-3"))

@@ -1,4 +1,4 @@
-"""Tests of checking values from JSON against annotations."""
+"""Tests of checking JSON values against annotations."""
 
 import dataclasses
 import json
@@ -17,21 +17,21 @@ from commbench.schema import LARGEST, MOST_RANKS, Diverging, Ranks, Signed, chec
 
 
 class Note(TypedDict, total=False):
-    """An object of which some entries are known."""
+    """An object with some known entries."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inner:
-    """A part."""
+    """A nested object."""
 
     size: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outer:
-    """One field of every kind."""
+    """An object with a field of every type."""
 
     name: str
     kind: Literal["a", "b"] = "a"
@@ -76,7 +76,7 @@ GOOD = {
 
 
 def test_good_values_are_taken_over() -> None:
-    """Give lists as tuples and objects as dataclasses where the annotation does; ignore unknown fields."""
+    """Convert lists to tuples and objects to dataclasses; ignore unknown fields."""
     found = read_as(Outer, GOOD)
     assert ((1.0, 2.0), (1, 2), (Inner(size=1),), Inner(size=2)) == (found.ends, found.sizes, found.parts, found.inner)
     assert ([1, 2.5], {"text": "t", "later": [1]}, "b") == (found.times, found.note, found.kind)
@@ -114,13 +114,13 @@ def test_good_values_are_taken_over() -> None:
     ],
 )
 def test_bad_values_are_named(field: str, value: object, words: str) -> None:
-    """Say which field is what and what it should be."""
+    """Name the field, its value and the expected type."""
     with pytest.raises(InputError, match=words):
         read_as(Outer, {**GOOD, field: value})
 
 
 def test_missing_fields_are_named() -> None:
-    """Name what has no default, and what is no object at all."""
+    """Name missing fields, and values that are not objects."""
     with pytest.raises(InputError, match="lacks name"):
         read_as(Outer, {})
     with pytest.raises(InputError, match=r"must be an object, and is \[1\]"):
@@ -138,7 +138,7 @@ def test_missing_fields_are_named() -> None:
     ),
 )
 def test_any_json_is_taken_or_refused(field: str, value: object) -> None:
-    """Raise nothing but the error that is meant for it, and give what can be written again."""
+    """Raise only our error for any JSON, and return values that can be written again."""
     try:
         found = read_as(Outer, {**GOOD, field: value})
     except InputError as error:
@@ -149,7 +149,7 @@ def test_any_json_is_taken_or_refused(field: str, value: object) -> None:
 
 
 def test_unknown_fields_of_later_versions_are_ignored() -> None:
-    """Ignore them in a record and within its case."""
+    """Ignore unknown fields of a record and of its case."""
     (record,) = make_launches([10.0])
     data = json.loads(json.dumps(record.to_json()))
     data["case"]["later"] = data["later"] = 1

@@ -34,7 +34,7 @@ def make_run(path: Path, records: list[Record], **info: Any) -> Path:
 
 
 def snapshot(path: Path) -> dict[str, tuple[bytes, int]]:
-    """Return content and time of change of every file below a path."""
+    """Return content and modification time of every file below a path."""
     return {
         str(file): (file.read_bytes() if file.is_file() else b"", file.stat().st_mtime_ns)
         for file in [path, *path.rglob("*")]
@@ -42,7 +42,7 @@ def snapshot(path: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def refusal(path: Path, header: dict[str, Any] | None = None) -> str:
-    """Return the sentence of a refused opening; nothing may have changed around the path."""
+    """Return the sentence of a refused opening, and check that nothing changed."""
     before = snapshot(path.parent)
     with pytest.raises(InputError) as caught:
         Store.open(path, make_info() if header is None else header)
@@ -63,7 +63,7 @@ def test_new_run_has_its_header(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_discarded_leaves_nothing(tmp_path: Path) -> None:
-    """Remove what was made for it and nothing else; keep a run with records, or one that was there before."""
+    """Remove a new run without records; keep any other."""
     (tmp_path / "mine").mkdir()
     for path, left in ((tmp_path / "deep" / "results" / "new", tmp_path / "deep"), (tmp_path / "mine", None)):
         with Store.open(path, make_info()) as store:
@@ -78,7 +78,7 @@ def test_a_run_that_is_discarded_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_was_changed_can_be_put_back(tmp_path: Path) -> None:
-    """Write the entries as they were, without those that have been added."""
+    """Restore the entries of run.json, without added ones."""
     with Store.open(tmp_path / "mine", make_info()) as store:
         before = dict(store.info)
         store.update(status="running", added=1)
@@ -87,7 +87,7 @@ def test_what_was_changed_can_be_put_back(tmp_path: Path) -> None:
 
 
 def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
-    """Append one line a record and read equal records."""
+    """Append one line per record, and read equal records."""
     last = make_record(
         make_case("barrier"), status="hung", reason="rank 1 \u2192 \u00e9\n \udcff."
     )  # undecodable bytes
@@ -99,7 +99,7 @@ def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_visits_of_a_launch_become_one_record(tmp_path: Path) -> None:
-    """Write a line for each visit; hold and read them as one record of the launch, apart from other launches."""
+    """Write a line per visit, and read them as one record per launch."""
     visits = [
         make_record(launch=launch, visit=visit, times_us=[float(visit)], visit_lengths=[1])
         for launch in (0, 1)
@@ -118,7 +118,7 @@ def test_visits_of_a_launch_become_one_record(tmp_path: Path) -> None:
 
 
 def test_a_case_that_fails_after_some_visits_is_measured_again(tmp_path: Path) -> None:
-    """Hold the failure in place of the visits before it, so that the same command tries the whole case again."""
+    """Replace a launch's visits by a later failure, so that the case is repeated."""
     visits = [make_record(visit=visit, times_us=[float(visit)], visit_lengths=[1]) for visit in (1, 2)]
     failure = make_record(status="failed", reason="A rank died.")
     path = make_run(tmp_path / "mine", [*visits, failure])
@@ -132,14 +132,14 @@ def test_a_case_that_fails_after_some_visits_is_measured_again(tmp_path: Path) -
 
 
 def test_arrays_are_written_as_lists(tmp_path: Path) -> None:
-    """Take numpy's arrays and numbers in a record."""
+    """Write numpy arrays and numbers of a record as JSON."""
     record = make_record(times_us=np.array([1.5, 2.5]), rank_slowest=np.array([1, 1]), wrong=np.int64(0))
     run = load_run(make_run(tmp_path / "mine", [record]))
     assert ([1.5, 2.5], [1, 1], 0) == (run.records[0].times_us, run.records[0].rank_slowest, run.records[0].wrong)
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:
-    """Read what is known of a record, its case, its groups, its overlap and its pairs, and nothing else."""
+    """Ignore unknown fields of a record, its case, groups, overlap and pairs."""
     record = make_record(
         groups=[GroupTimes(group="0-1", group_size=2, message_bytes=KIB)],
         overlap=Overlap(pure_us=3.0, compute_us=2.0, overall_us=4.0),
@@ -154,7 +154,7 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 
 
 def test_each_record_is_on_disk_when_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sync the file once a record."""
+    """Sync the file once per record."""
     synced: list[int] = []
     with Store.open(tmp_path / "mine", make_info()) as store:
         monkeypatch.setattr(os, "fsync", lambda _: synced.append(len((tmp_path / "mine/samples.jsonl").read_bytes())))
@@ -164,7 +164,7 @@ def test_each_record_is_on_disk_when_append_returns(tmp_path: Path, monkeypatch:
 
 
 def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say so in one sentence and keep what was written before."""
+    """Report a full disk in one sentence, and keep earlier records."""
     real_write = os.write
 
     def fill(descriptor: int, data: bytes) -> int:
@@ -190,7 +190,7 @@ def test_update_rewrites_the_header(tmp_path: Path) -> None:
 
 
 def test_failed_rewrite_keeps_the_old_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never leave a half-written run.json."""
+    """Keep the old run.json if rewriting fails."""
 
     def fail(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -215,12 +215,12 @@ def make_trained(**changes: Any) -> TrainingRecord:
 
 
 def plain(record: AnyRecord) -> Any:
-    """Return a record as it is read back, where tuples are lists."""
+    """Return a record with tuples as lists, as read back."""
     return json.loads(json.dumps(record.to_json()))
 
 
 def test_both_kinds_of_records_come_back_as_they_were(tmp_path: Path) -> None:
-    """Keep them in one file in the order of writing, and tell them apart by the case."""
+    """Store both record types in one file in order, and read them back."""
     records = [make_record(), make_trained(), make_record(launch=1), make_trained(hook="fp16")]
     with Store.open(tmp_path / "mine", make_info()) as store:
         for record in records:
@@ -243,7 +243,7 @@ def test_both_kinds_of_records_come_back_as_they_were(tmp_path: Path) -> None:
     ],
 )
 def test_tables_are_written_for_what_there_is(tmp_path: Path, records: list[AnyRecord], tables: set[str]) -> None:
-    """Write the tables of a kind only where there are records of it."""
+    """Write only the tables of existing record types."""
     with Store.open(tmp_path / "mine", make_info()) as store:
         for record in records:
             store.append(record)
@@ -258,7 +258,7 @@ def test_tables_are_written_for_what_there_is(tmp_path: Path, records: list[AnyR
 
 
 def test_a_damaged_line_of_training_is_named(tmp_path: Path) -> None:
-    """Refuse a line that is of training but holds no record."""
+    """Refuse a training line without a valid record."""
     path = make_run(tmp_path / "mine", [])
     (path / "samples.jsonl").write_text('{"case": {"workload": "tiny"}, "launch": 0}\n')
     assert "line 1 cannot be used: A line of samples.jsonl is not a record" in refusal(path)
@@ -284,7 +284,7 @@ def conclusion(verdict: Literal["change", "keep"]) -> Recommendation:
 
 
 def test_a_recommendation_comes_back(tmp_path: Path) -> None:
-    """Write it in one step beside the run, replace it, and read it back; without one there is none."""
+    """Write, replace and read back the recommendation; return None without one."""
     with Store.open(tmp_path / "mine", make_info()) as store:
         assert load_run(tmp_path / "mine").recommendation is None
         store.write_recommendation(conclusion("keep").to_json() | {"speedup": np.float64(1.5)})
@@ -293,7 +293,7 @@ def test_a_recommendation_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_foreign_recommendation_is_refused(tmp_path: Path) -> None:
-    """Say which file cannot be used."""
+    """Refuse a foreign recommendation by its file."""
     path = make_run(tmp_path / "mine", [])
     for content, words in (("{", "recommendation.json is not JSON"), ("[1]", "is not one of commbench")):
         (path / "recommendation.json").write_text(content)
@@ -302,7 +302,7 @@ def test_a_foreign_recommendation_is_refused(tmp_path: Path) -> None:
 
 
 def test_failed_recommendation_keeps_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never leave half a file."""
+    """Keep the old recommendation if writing fails."""
 
     def fail(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -319,7 +319,7 @@ def test_failed_recommendation_keeps_the_old_one(tmp_path: Path, monkeypatch: py
 
 
 def test_resume_continues_where_it_ended(tmp_path: Path) -> None:
-    """Read the records, keep the first header and append behind them."""
+    """Read the records, keep the first header, and append after them."""
     make_run(tmp_path / "mine", make_launches([10.0, 11.0]))
     with Store.open(tmp_path / "mine", make_info(argv=["other"])) as store:
         assert store.resumed
@@ -329,7 +329,7 @@ def test_resume_continues_where_it_ended(tmp_path: Path) -> None:
 
 
 def test_resume_after_a_torn_line_loses_and_duplicates_nothing(tmp_path: Path) -> None:
-    """Drop the line that a crash cut anywhere, and write the next one whole."""
+    """Drop a line cut anywhere by a crash, and write the next one whole."""
     make_run(tmp_path / "mine", make_launches([10.0, 11.0, 12.0]))
     samples = tmp_path / "mine" / "samples.jsonl"
     whole = samples.read_bytes()
@@ -345,7 +345,7 @@ def test_resume_after_a_torn_line_loses_and_duplicates_nothing(tmp_path: Path) -
 
 
 def test_line_of_zeros_at_the_end_is_torn_too(tmp_path: Path) -> None:
-    """Drop a last line whose length survived a crash and whose content did not."""
+    """Drop a last line of zeros, as a crash leaves it."""
     samples = make_run(tmp_path / "mine", make_launches([10.0])) / "samples.jsonl"
     whole = samples.read_bytes()
     samples.write_bytes(whole + bytes(300) + b"\n")
@@ -354,7 +354,7 @@ def test_line_of_zeros_at_the_end_is_torn_too(tmp_path: Path) -> None:
 
 
 def test_crash_before_the_first_line_is_resumed(tmp_path: Path) -> None:
-    """Start afresh in a directory that holds no more than our scaffold."""
+    """Start afresh in a directory with only our scaffold."""
     path = tmp_path / "mine"
     path.mkdir()
     (path / ".lock").touch()
@@ -368,7 +368,7 @@ def test_crash_before_the_first_line_is_resumed(tmp_path: Path) -> None:
 
 
 def test_another_plan_is_refused(tmp_path: Path) -> None:
-    """Name the entries that differ, with their values where they are short."""
+    """Refuse another plan, and name the differing entries with short values."""
     make_run(tmp_path / "mine", [make_record()])
     plan = {"cases": "f" * 64, "world_size": 4, "budget": "quick"}
     assert (
@@ -385,19 +385,19 @@ def test_another_plan_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_other_cases_are_refused_without_digests(tmp_path: Path, kept: Any, asked: Any, words: str) -> None:
-    """Say in words that cases differ: a digest tells a person nothing."""
+    """Report in words that cases differ, without digests."""
     make_run(tmp_path / "mine", [], plan=kept)
     assert f"another plan ({words}); " in refusal(tmp_path / "mine", make_info(plan=asked))
 
 
 def test_equal_plan_in_other_words_is_resumed(tmp_path: Path) -> None:
-    """Compare plans as JSON: a tuple is a list."""
+    """Compare plans as JSON, in which tuples are lists."""
     make_run(tmp_path / "mine", [], plan={"sizes": [8, 64]})
     Store.open(tmp_path / "mine", make_info(plan={"sizes": (8, 64)})).close()
 
 
 def test_second_opener_is_refused(tmp_path: Path) -> None:
-    """Name the process that holds the run, and let it go on."""
+    """Refuse a second opener, and name the process that holds the run."""
     with Store.open(tmp_path / "mine", make_info()) as store:
         assert f"is in use by process {os.getpid()} on " in refusal(tmp_path / "mine")
         store.append(make_record())
@@ -405,14 +405,14 @@ def test_second_opener_is_refused(tmp_path: Path) -> None:
 
 
 def test_directory_of_something_else_is_refused(tmp_path: Path) -> None:
-    """Leave foreign files alone and name one."""
+    """Refuse a directory with foreign files, and name one."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     assert "is no run of commbench and not empty (it holds thesis.tex)" in refusal(tmp_path / "mine")
 
 
 def test_newer_schema_is_refused(tmp_path: Path) -> None:
-    """Say which schema was found and which is known."""
+    """Refuse a newer schema with both versions."""
     make_run(tmp_path / "mine", [])
     (tmp_path / "mine" / "run.json").write_text(json.dumps(make_info(schema=3)))
     assert "has schema 3 and this commbench knows up to 2" in refusal(tmp_path / "mine")
@@ -447,7 +447,7 @@ def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
 def test_place_that_cannot_be_written_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, exists: bool
 ) -> None:
-    """Refuse before making anything."""
+    """Refuse an unwritable place before creating anything."""
     if exists:
         (tmp_path / "mine").mkdir()
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -455,7 +455,7 @@ def test_place_that_cannot_be_written_is_refused(
 
 
 def test_damaged_line_is_named(tmp_path: Path) -> None:
-    """Refuse a line that no crash can have damaged, with its number."""
+    """Refuse a damaged line in the middle, by its number."""
     path = make_run(tmp_path / "mine", make_launches([10.0, 11.0, 12.0]))
     samples = path / "samples.jsonl"
     lines = samples.read_text().splitlines(keepends=True)
@@ -466,7 +466,7 @@ def test_damaged_line_is_named(tmp_path: Path) -> None:
 
 
 def test_damaged_line_before_a_torn_one_is_named(tmp_path: Path) -> None:
-    """Excuse the torn end only: a whole line before it that cannot be read is damage."""
+    """Drop a torn last line only, and refuse a damaged one before it."""
     path = make_run(tmp_path / "mine", make_launches([10.0]))
     with (path / "samples.jsonl").open("a") as stream:
         stream.write('{"case"\n{"case": {"back')
@@ -482,7 +482,7 @@ def test_damaged_line_before_a_torn_one_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_line_that_is_no_record_is_named(tmp_path: Path, line: str, sentence: str) -> None:
-    """Refuse JSON that is not a record, even at the end."""
+    """Refuse JSON that is not a record, also at the end."""
     path = make_run(tmp_path / "mine", make_launches([10.0]))
     with (path / "samples.jsonl").open("a") as stream:
         stream.write(line + "\n")
@@ -492,14 +492,14 @@ def test_line_that_is_no_record_is_named(tmp_path: Path, line: str, sentence: st
 
 
 def test_check_out_sees_the_lock(tmp_path: Path) -> None:
-    """Refuse a run in use before anything is launched, and free it with its holder."""
+    """Refuse a run in use before a launch, until its holder ends."""
     with Store.open(tmp_path / "mine", make_info()), pytest.raises(InputError, match="is in use by process"):
         check_out(tmp_path / "mine")
     check_out(tmp_path / "mine")
 
 
 def test_check_out_writes_nothing(tmp_path: Path) -> None:
-    """Check a free place, a run to resume and one with another plan without a trace."""
+    """Check a new place, a run to resume and another plan without writing."""
     path = make_run(tmp_path / "mine", make_launches([10.0]))
     before = snapshot(tmp_path)
     check_out(tmp_path / "free" / "place")
@@ -534,7 +534,7 @@ def test_load_run_needs_no_lock(tmp_path: Path) -> None:
 
 
 def test_summary_is_written_and_returned(tmp_path: Path) -> None:
-    """Write one line a row, equal to what is read back."""
+    """Write one line per row, equal to what is read back."""
     cases = [make_case(message_bytes=size) for size in (8, KIB)]
     with Store.open(tmp_path / "mine", make_info()) as store:
         for record in (record for case in cases for record in make_launches(STEADY, case)):
@@ -546,7 +546,7 @@ def test_summary_is_written_and_returned(tmp_path: Path) -> None:
 
 
 def test_unfinished_run_has_no_summary_but_rows(tmp_path: Path) -> None:
-    """Make rows from the records of a run that was killed before its summary."""
+    """Summarise the records of a run that was killed."""
     with Store.open(tmp_path / "mine", make_info()) as store:
         store.append(make_record())
     assert not (tmp_path / "mine" / "collectives.csv").exists()
@@ -554,7 +554,7 @@ def test_unfinished_run_has_no_summary_but_rows(tmp_path: Path) -> None:
 
 
 def test_a_run_of_schema_1_is_resumed(tmp_path: Path) -> None:
-    """Read lines without a kind beside new ones, and keep the schema of the run in its rows."""
+    """Read lines without record type, and keep the run's schema in its rows."""
     path = make_run(tmp_path / "mine", [make_record()])
     lines = [json.loads(line) for line in (path / "samples.jsonl").read_text().splitlines()]
     old = "".join(json.dumps({name: value for name, value in line.items() if name != "kind"}) + "\n" for line in lines)

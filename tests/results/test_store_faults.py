@@ -1,4 +1,4 @@
-"""Tests of what file systems do to a run: full, read-only, removed, replaced, or left in the middle of a write."""
+"""Tests of file system faults: full, read-only, removed, replaced, or crashed during a write."""
 
 import contextlib
 import itertools
@@ -16,7 +16,7 @@ from commbench.results import Store, load_run
 
 
 def test_a_directory_that_vanishes_is_written_again(tmp_path: Path) -> None:
-    """Notice what the system does not tell, lose nothing, and stop with one sentence; the same run resumes."""
+    """Detect a removed directory, write it again, and stop with one sentence; the run resumes."""
     path = tmp_path / "mine"
     records = make_launches(STEADY)
     with Store.open(path, make_info()) as store:
@@ -34,7 +34,7 @@ def test_a_directory_that_vanishes_is_written_again(tmp_path: Path) -> None:
 
 
 def test_another_run_in_place_of_the_directory_is_left_alone(tmp_path: Path) -> None:
-    """Write nothing into what somebody else has begun there."""
+    """Write nothing into another run in place of this one."""
     path = tmp_path / "mine"
     with Store.open(path, make_info()) as store:
         path.rename(tmp_path / "moved")
@@ -49,7 +49,7 @@ def test_another_run_in_place_of_the_directory_is_left_alone(tmp_path: Path) -> 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
+    """Return a file system of 256 KiB."""
     path = tmp_path / "disk"
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)], check=True)
@@ -58,7 +58,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(path: Path) -> Path:
-    """Leave no room on a file system; return what to remove to make some."""
+    """Fill a file system; return the file to remove to free space."""
     ballast = path / "ballast"
     with ballast.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
         while True:
@@ -68,7 +68,7 @@ def fill(path: Path) -> Path:
 
 @pytest.mark.lab
 def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
-    """Keep every record that was said to be kept on a disk that is really full, and go on when there is room."""
+    """Keep every acknowledged record on a full disk, and continue when there is space."""
     out = small_disk / "mine"
     kept = itertools.count()
     with Store.open(out, make_info()) as store:
@@ -92,7 +92,7 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
 
 @pytest.mark.lab
 def test_a_disk_that_is_full_before_the_start_is_refused(small_disk: Path) -> None:
-    """Say so and leave nothing there."""
+    """Refuse a full disk, and leave nothing there."""
     ballast = fill(small_disk)
     with pytest.raises(InputError, match=r"cannot be used \(No space left on device\); choose another directory"):
         Store.open(small_disk / "deep" / "mine", make_info())
@@ -101,7 +101,7 @@ def test_a_disk_that_is_full_before_the_start_is_refused(small_disk: Path) -> No
 
 @pytest.mark.lab
 def test_a_disk_that_has_become_read_only_is_refused(small_disk: Path) -> None:
-    """Say what to do; what is there stays readable."""
+    """Refuse a read-only disk and say what to do; the run stays readable."""
     out = small_disk / "mine"
     with Store.open(out, make_info()) as store:
         store.append(make_record())
@@ -112,7 +112,7 @@ def test_a_disk_that_has_become_read_only_is_refused(small_disk: Path) -> None:
 
 
 def test_remains_of_a_torn_rewrite_are_no_harm(tmp_path: Path) -> None:
-    """Resume where a crash has left half of a new run.json beside the old one."""
+    """Resume despite a half-written new run.json."""
     with Store.open(tmp_path / "mine", make_info()) as store:
         store.append(make_record())
     (tmp_path / "mine" / ".run.json.tmp").write_text('{"schema": 1, "run_')

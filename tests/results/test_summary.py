@@ -1,4 +1,4 @@
-"""Tests of the summary of records as rows."""
+"""Tests of summarising records into rows."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,14 +26,14 @@ def flags_of(row: Row) -> set[str]:
 
 
 def test_last_record_of_a_pair_wins() -> None:
-    """Replace the failure of a launch by its repetition, and count the repetition as the latest."""
+    """Replace a launch's failure by its repetition."""
     failed, other, repeated = make_record(status="hung"), make_record(launch=1), make_record()
     found = latest([failed, other, repeated])
     assert [other, repeated] == list(found.values())
 
 
 def test_time_is_median_of_launch_medians() -> None:
-    """Take the median over launches, not over pooled repetitions."""
+    """Return the median over launches, not over pooled repetitions."""
     long_launch = make_record(launch=2, time_us=30.0)
     long_launch = replace(long_launch, times_us=list(long_launch.times_us) * 50)
     row = summarise_one([*make_launches([10.0, 20.0]), long_launch])
@@ -42,7 +42,7 @@ def test_time_is_median_of_launch_medians() -> None:
 
 
 def test_interval_is_over_launches() -> None:
-    """Use the launch medians from two launches on."""
+    """Use launch medians for the interval from two launches on."""
     row = summarise_one(make_launches(STEADY))
     expected = stats.launch_interval(launch_medians(make_launches(STEADY)))
     assert (expected.low, expected.high) == (row.time_us_ci_low, row.time_us_ci_high)
@@ -50,7 +50,7 @@ def test_interval_is_over_launches() -> None:
 
 
 def test_one_launch_falls_back_to_its_repetitions() -> None:
-    """Give the interval within the launch and say so."""
+    """Return the interval within one launch, and flag it."""
     record = make_record()
     row = summarise_one([record])
     expected = stats.median_interval(record.times_us)
@@ -62,12 +62,12 @@ def test_one_launch_falls_back_to_its_repetitions() -> None:
     ("launches", "expected"), [(1, "one_launch"), (2, "few_launches"), (5, "few_launches"), (6, "")]
 )
 def test_flags_few_launches(launches: int, expected: str) -> None:
-    """Flag one launch and two to five, and no more."""
+    """Flag one launch, and two to five, but not more."""
     assert expected == summarise_one(make_launches([10.0] * launches)).flags
 
 
 def test_quantiles_are_medians_over_launches() -> None:
-    """Take each launch's quantile first, then the median over launches."""
+    """Return the median over launches of each launch's quantile."""
     samples = [np.arange(1.0, 102.0) * factor for factor in (1, 2, 7)]
     records = [replace(make_record(launch=k), times_us=list(sample)) for k, sample in enumerate(samples)]
     row = summarise_one(records)
@@ -80,7 +80,7 @@ def test_quantiles_are_medians_over_launches() -> None:
 
 
 def test_rank_mean_and_skew_are_medians_of_medians() -> None:
-    """Summarise the mean over ranks and the skew like the time, over the launches that have them."""
+    """Summarise rank mean and skew over the launches that have them."""
     records = make_launches([10.0, 20.0, 30.0])
     records[2] = replace(records[2], skew_us=[])
     row = summarise_one(records)
@@ -100,7 +100,7 @@ def test_rank_mean_and_skew_are_medians_of_medians() -> None:
     ],
 )
 def test_bandwidths_follow_nccl_tests(operation: str, group_size: int, factor: float) -> None:
-    """Divide bytes by time in 1e9 bytes a second, and multiply by the operation's factor for the group."""
+    """Compute algbw in 1e9 bytes per second, and busbw by the operation's factor."""
     case = make_case(operation, message_bytes=4 * MIB)
     row = summarise_one(make_launches([1000.0] * 6, case, group_size=group_size))
     assert pytest.approx(4.194304) == row.algbw_GBps
@@ -108,20 +108,20 @@ def test_bandwidths_follow_nccl_tests(operation: str, group_size: int, factor: f
 
 
 def test_bibandwidth_counts_both_directions() -> None:
-    """Count two messages a crossing where both ends send."""
+    """Count both directions of bidirectional bandwidth."""
     row = summarise_one(make_launches([1000.0] * 6, make_case("bibandwidth", message_bytes=MIB)))
     assert pytest.approx(2 * 1.048576) == row.algbw_GBps
 
 
 def test_barrier_has_no_size_and_no_bandwidth() -> None:
-    """Leave what does not apply to a barrier empty."""
+    """Leave size and bandwidth of a barrier empty."""
     row = summarise_one(make_launches(STEADY, make_case("barrier")))
     assert (None, None, None, None) == (row.message_bytes, row.osu_bytes, row.algbw_GBps, row.busbw_GBps)
     assert pytest.approx(10.0) == row.time_us
 
 
 def test_osu_size_is_per_rank_where_osu_counts_so() -> None:
-    """Give the size OSU prints: a rank's block of an all-gather, the whole of a reduce-scatter."""
+    """Return the size that OSU prints: a rank's block of an all-gather, the whole reduce-scatter."""
     records = make_launches(STEADY, make_case("all_gather"), group_size=4) + make_launches(
         STEADY, make_case("reduce_scatter", redop="sum"), group_size=4
     )
@@ -129,7 +129,7 @@ def test_osu_size_is_per_rank_where_osu_counts_so() -> None:
 
 
 def test_wrong_data_is_no_measurement() -> None:
-    """Sum wrong elements, keep the time and leave bandwidths empty if any launch is wrong."""
+    """Add wrong elements, keep the time, and leave bandwidths empty if any launch is wrong."""
     records = make_launches(STEADY)
     records[1] = replace(records[1], status="wrong", wrong=3)
     records[4] = replace(records[4], status="wrong", wrong=4)
@@ -140,7 +140,7 @@ def test_wrong_data_is_no_measurement() -> None:
 
 
 def test_unverified_data_leaves_wrong_empty() -> None:
-    """Tell no wrong elements from not looked at."""
+    """Distinguish no wrong elements from unverified data."""
     assert 0 == summarise_one([make_record()]).wrong
     row = summarise_one([make_record(wrong=None, flags=["unverified"])])
     assert None is row.wrong
@@ -149,7 +149,7 @@ def test_unverified_data_leaves_wrong_empty() -> None:
 
 @pytest.mark.parametrize("status", ["unsupported", "failed", "hung"])
 def test_case_without_result_is_a_row(status: str) -> None:
-    """Keep the status and the reason, and leave the figures empty."""
+    """Keep status and reason, and leave figures empty."""
     row = summarise_one([make_record(status=status, reason="rank 1 on node b stopped.")])
     assert (status, "rank 1 on node b stopped.", None, None, "") == (
         row.status,
@@ -162,20 +162,20 @@ def test_case_without_result_is_a_row(status: str) -> None:
 
 
 def test_latest_failure_shows_and_keeps_what_was_measured() -> None:
-    """Say that the last launch hung, with the times of those before it."""
+    """Show the last launch's hang with the times of earlier launches."""
     row = summarise_one([*make_launches(STEADY), make_record(launch=6, status="hung", reason="rank 1 hung.")])
     assert ("hung", "rank 1 hung.", 6) == (row.status, row.reason, row.launches)
     assert pytest.approx(10.0) == row.time_us
 
 
 def test_repeated_failure_is_forgotten() -> None:
-    """Count a case as ok once its failed launch was repeated."""
+    """Count a case as ok after its failed launch was repeated."""
     row = summarise_one([make_record(status="failed", reason="a crash."), *make_launches(STEADY)])
     assert ("ok", "", 6) == (row.status, row.reason, row.launches)
 
 
 def test_wide_interval_is_flagged_against_the_target() -> None:
-    """Flag an interval beyond the budget's target, and none where no target is stated."""
+    """Flag an interval wider than the budget's target."""
     records = make_launches([9.0, 9.4, 9.8, 10.2, 10.6, 11.0])
     assert {"ci_wide"} == flags_of(summarise_one(records))
     assert set() == flags_of(summarise_one(records, relative_half_width=0.2))
@@ -183,7 +183,7 @@ def test_wide_interval_is_flagged_against_the_target() -> None:
 
 
 def test_interval_of_two_ticks_is_never_wide() -> None:
-    """Ask for no more than the clock resolves."""
+    """Accept an interval of two clock ticks."""
     records = make_launches([0.9, 0.94, 0.98, 1.02, 1.06, 1.1])
     assert {"ci_wide"} == flags_of(summarise_one(records, tick_us=0.04))
     assert set() == flags_of(summarise_one(records, tick_us=0.06))
@@ -191,7 +191,7 @@ def test_interval_of_two_ticks_is_never_wide() -> None:
 
 
 def test_bimodal_needs_half_of_the_launches() -> None:
-    """Keep the flag of repetitions only where at least half of the launches raised it."""
+    """Keep the bimodal flag of repetitions if at least half of the launches raised it."""
     records = make_launches(STEADY)
     few = [replace(record, flags=["bimodal"]) for record in records[:2]] + records[2:]
     half = [replace(record, flags=["bimodal"]) for record in records[:3]] + records[3:]
@@ -200,7 +200,7 @@ def test_bimodal_needs_half_of_the_launches() -> None:
 
 
 def test_bimodal_launches_are_flagged() -> None:
-    """Flag launches that fall in two humps."""
+    """Flag launches in two modes."""
     humps = [10.0, 10.01, 10.02, 10.03, 10.04, 15.0, 15.01, 15.02, 15.03, 15.04]
     assert "bimodal_launches" in flags_of(summarise_one(make_launches(humps)))
 
@@ -213,20 +213,20 @@ def test_harness_is_flagged_above_a_twentieth() -> None:
 
 
 def test_flags_of_records_are_kept_in_order() -> None:
-    """Unite the flags of launches in the order of the registry."""
+    """Merge the flags of launches in registry order."""
     records = make_launches([10.0, 10.0])
     records = [replace(records[0], flags=["late"]), replace(records[1], flags=["oversubscribed"])]
     assert "few_launches;oversubscribed;late" == summarise_one(records).flags
 
 
 def test_texts_that_differ_between_launches_are_both_named() -> None:
-    """Show that launches went over different transports."""
+    """Show differing transports of launches."""
     row = summarise_one([make_record(transport="sm"), make_record(launch=1, transport="tcp"), make_record(launch=2)])
     assert "sm | tcp" == row.transport
 
 
 def test_conditions_of_the_run_are_copied() -> None:
-    """Fill the columns that the whole run shares."""
+    """Fill the columns of the run's conditions."""
     info: dict[str, Any] = {"world_size": 8, "nodes": 2, "ranks_per_node": 4, "ranks_per_gpu": 2}
     row = summarise_one([make_record()], **info)
     assert ("mine", 8, 2, 4, None) == (row.run_id, row.world_size, row.nodes, row.ranks_per_node, row.ranks_per_gpu)
@@ -235,7 +235,7 @@ def test_conditions_of_the_run_are_copied() -> None:
 
 
 def test_rows_are_sorted() -> None:
-    """Sort by operation as in the table of operations, then dtype, place, size and backend."""
+    """Sort by operation, dtype, place, size and backend."""
     cases = [
         make_case("barrier"),
         make_case("all_gather"),
@@ -259,7 +259,7 @@ def test_rows_are_sorted() -> None:
 
 @given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=9))
 def test_time_lies_within_its_interval(medians: list[float]) -> None:
-    """Keep the value inside its interval, the minimum below and the 95th percentile above."""
+    """Keep time within its interval, minimum and 95th percentile."""
     row = summarise_one(make_launches(medians))
     if 1 < len(medians) < 6:  # Student's t is centred on the geometric mean, which need not be the median
         assert row.time_us_ci_low <= row.time_us_ci_high

@@ -29,12 +29,12 @@ COLUMNS = (  # noqa: SIM905 - reads like the contract
 
 
 def test_header_is_the_contract() -> None:
-    """Write DESIGN's columns in DESIGN's order."""
+    """Write the documented columns in order."""
     assert [COLUMNS] == list(csv.reader(io.StringIO(csv_text([]))))
 
 
 def test_every_table_has_its_columns() -> None:
-    """Write the header of any table, and its rows under it."""
+    """Write any table's header, and its rows below."""
     for row, columns in (
         (TrainingRow(hook="topk", density=0.01), DDP_COLUMNS),
         (BucketRow(hook="topk"), columns_of(BucketRow)),
@@ -44,7 +44,7 @@ def test_every_table_has_its_columns() -> None:
 
 
 def read_csv(rows: list[Row]) -> list[dict[str, str]]:
-    """Return the lines of the rows' CSV text by column."""
+    """Return the cells of the rows' CSV text by column."""
     return list(csv.DictReader(io.StringIO(csv_text(rows))))
 
 
@@ -67,7 +67,7 @@ def read_csv(rows: list[Row]) -> list[dict[str, str]]:
     ],
 )
 def test_cells_are_plain(column: str, value: object, expected: str) -> None:
-    """Write booleans, numbers and texts so that every reader takes them alike."""
+    """Write booleans, numbers and texts in plain form."""
     (line,) = read_csv([Row(**{column: value})])
     assert expected == line[column]
 
@@ -75,7 +75,7 @@ def test_cells_are_plain(column: str, value: object, expected: str) -> None:
 @settings(max_examples=repetitions(50))
 @given(st.floats(1e-9, 1e12))
 def test_numbers_keep_six_digits(value: float) -> None:
-    """Lose at most half a unit in the sixth digit."""
+    """Keep six significant digits."""
     (line,) = read_csv([Row(time_us=value)])
     assert pytest.approx(value, rel=5e-6) == float(line["time_us"])
 
@@ -91,7 +91,7 @@ ROW_CLASSES = {
 
 @pytest.mark.parametrize("name", ROW_CLASSES)
 def test_tables_without_rows_have_typed_columns(name: str) -> None:
-    """Give every column of a DataFrame a nullable type, also without rows."""
+    """Give every DataFrame column a nullable type, also without rows."""
     table = getattr(make_run(), name)
     assert list(columns_of(ROW_CLASSES[name])) == list(table.columns)
     assert {str(dtype) for dtype in table.dtypes} <= {"Int64", "Float64", "boolean", "string"}
@@ -99,7 +99,7 @@ def test_tables_without_rows_have_typed_columns(name: str) -> None:
 
 
 def test_table_holds_what_its_rows_hold() -> None:
-    """Keep numbers unrounded, and make NA of what does not apply."""
+    """Keep numbers unrounded, and use NA for missing values."""
     run = make_run([*make_launches(STEADY), *make_launches([1 / 3] * 6, make_case("barrier"))])
     table = run.collectives
     assert [row.time_us for row in run.rows] == table["time_us"].tolist()
@@ -111,7 +111,7 @@ def test_table_holds_what_its_rows_hold() -> None:
 
 
 def test_concatenated_tables_keep_their_types() -> None:
-    """Keep every type where runs with unlike operations and empty columns are concatenated."""
+    """Keep column types when runs with different operations are concatenated."""
     tables = [make_run(make_launches(STEADY, make_case(name))).collectives for name in ("barrier", "all_reduce")]
     assert tables[0].dtypes.to_dict() == pd.concat(tables).dtypes.to_dict()
 
@@ -124,7 +124,7 @@ KEPT_TABLES = {
 
 @pytest.mark.parametrize(("run", "name"), [(run, name) for run, names in KEPT_TABLES.items() for name in names])
 def test_csv_reads_back_with_its_types(run: str, name: str) -> None:
-    """Write the same bytes again after reading a CSV file with the documented types."""
+    """Write identical bytes after reading a CSV file with the documented types."""
     text = (RESULTS / run / f"{name}.csv").read_text(encoding="utf-8")
     dtypes = column_dtypes(ROW_CLASSES[name])
     read = pd.read_csv(io.StringIO(text), dtype=dtypes, keep_default_na=False, na_values=[""])
@@ -132,5 +132,5 @@ def test_csv_reads_back_with_its_types(run: str, name: str) -> None:
 
 
 def test_text_that_is_no_unicode_is_kept() -> None:
-    """Accept what a host's files held, whatever its encoding."""
+    """Keep text of any encoding."""
     assert ["\udcff"] == table_of(Row, [Row(device="\udcff")])["device"].tolist()

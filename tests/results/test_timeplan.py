@@ -1,4 +1,4 @@
-"""Tests of sharing out time, by hand-made clocks."""
+"""Tests of dividing the time limit, with simulated clocks."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def make_plan(limit_s: float | None) -> TimePlan:
 
 
 def test_the_estimate_counts_starts_and_slices() -> None:
-    """Multiply out."""
+    """Multiply launches by start and slice times."""
     assert pytest.approx(6 * (STARTUP_S + 10 * (QUICK.slice_s + OTHER_S))) == dry_run_estimate(10, QUICK, 6)
     longer = replace(QUICK, energy_s=2.0)
     assert pytest.approx(6 * 10 * 2.0) == dry_run_estimate(10, longer, 6) - dry_run_estimate(10, QUICK, 6)
@@ -28,14 +28,14 @@ def test_the_estimate_counts_starts_and_slices() -> None:
 
 
 def test_without_a_limit_nothing_is_cut() -> None:
-    """Leave slices to the budget."""
+    """Keep the budget's slice without a limit."""
     plan = make_plan(None)
     assert (None, None) == (plan.slice_s(100, slices=10, launches=2), plan.deadline_s(100))
     assert plan.fits(1e9, slices=10**6)
 
 
 def test_slices_shrink_so_that_all_launches_fit() -> None:
-    """Use exactly the time there is: starts, slices and the rest add up to the limit."""
+    """Shrink slices so that starts, slices and the rest equal the limit."""
     plan = make_plan(21.0 + LEAVING_S)
     slice_s = plan.slice_s(100, slices=100, launches=2)
     assert slice_s is not None
@@ -43,13 +43,13 @@ def test_slices_shrink_so_that_all_launches_fit() -> None:
 
 
 def test_slices_stay_between_the_shortest_and_the_budgets() -> None:
-    """Use no more than the budget's slice and no less than what is worth a launch."""
+    """Keep slices between the minimum and the budget's."""
     assert QUICK.slice_s == make_plan(1000).slice_s(100, slices=1, launches=1)
     assert SHORTEST_SLICE_S == make_plan(10).slice_s(100, slices=10_000, launches=9)
 
 
 def test_what_launches_take_is_learned() -> None:
-    """Replace what was assumed by what the last launch took."""
+    """Replace assumed durations by those of the last launch."""
     plan = make_plan(10.0 + LEAVING_S)
     plan.learn(startup_s=1.0, seconds=2.0, measuring_s=0.6, slices=10)
     slice_s = plan.slice_s(102, slices=80, launches=1)
@@ -59,7 +59,7 @@ def test_what_launches_take_is_learned() -> None:
 
 
 def test_a_launch_beyond_the_limit_does_not_fit() -> None:
-    """Compare the remaining time with a start and the shortest slices."""
+    """Compare the remaining time with a start and minimal slices."""
     plan = make_plan(10.0 + LEAVING_S)
     needed = STARTUP_S + 5 * (SHORTEST_SLICE_S + OTHER_S)
     assert plan.fits(110 - needed - 0.01, slices=5)
@@ -67,7 +67,7 @@ def test_a_launch_beyond_the_limit_does_not_fit() -> None:
 
 
 def test_slices_of_a_fixed_length_are_counted_as_they_are() -> None:
-    """Begin no launch whose blocks, which nothing can shorten, would end after the limit; count them in the rest."""
+    """Start no launch whose fixed blocks would exceed the limit."""
     plan = make_plan(100.0 + LEAVING_S)
     needed = STARTUP_S + 5 * (12.0 + OTHER_S)
     assert plan.fits(200 - needed - 0.01, slices=5, slice_s=12.0)
@@ -76,7 +76,7 @@ def test_slices_of_a_fixed_length_are_counted_as_they_are() -> None:
 
 
 def test_the_whole_limit_may_be_shared_out() -> None:
-    """Give slices what the whole time allows where it is asked for."""
+    """Use the whole limit for slices on request."""
     plan = TimePlan(budget=QUICK, begun=100.0, limit_s=5.0 + LEAVING_S, whole_limit_s=21.0 + LEAVING_S)
     slice_s = plan.slice_s(100, slices=100, launches=2, whole=True)
     assert slice_s is not None
@@ -84,19 +84,19 @@ def test_the_whole_limit_may_be_shared_out() -> None:
 
 
 def test_the_deadline_is_counted_from_when_ranks_have_come_together() -> None:
-    """Leave out the start, and never go below nothing."""
+    """Exclude the start from the deadline, and never return a negative one."""
     plan = make_plan(10.0 + LEAVING_S)
     assert 10.0 - STARTUP_S == plan.deadline_s(100)
     assert 0.0 == plan.deadline_s(109)
 
 
 def test_the_rest_never_exceeds_the_limit() -> None:
-    """Promise an end before the limit."""
+    """Estimate an end within the limit."""
     assert 5.0 == make_plan(10.0 + LEAVING_S).eta_s(105, slices=10_000, launches=5)
 
 
 def test_a_matrix_counts_as_several_time_slices() -> None:
-    """Count the turns of a matrix, and any other case as one slice."""
+    """Count the turns of a matrix, and one slice for other cases."""
     assert 1.0 == time_slices(make_case(operation="all_reduce"), 1000)
     matrix = make_case(operation="bandwidth", pattern="matrix")
     assert 6 * MOST_SHARE == time_slices(matrix, 4)  # 3 rounds in both directions

@@ -1,4 +1,4 @@
-"""Tests of how configurations compare: by speed and by learning."""
+"""Tests of comparing configurations by speed and by learning."""
 
 import dataclasses
 import itertools
@@ -32,7 +32,7 @@ FP16 = make_training_case("fp16")
 
 
 def test_speedup_is_paired_by_launch() -> None:
-    """Take the ratio within each launch, so that slow launches cancel out."""
+    """Divide within each launch, so that slow launches cancel out."""
     slow = [1.0, 3.0, 1.5, 2.0, 1.2, 1.7]
     records = [
         *make_training_launches([20 * factor for factor in slow]),
@@ -45,7 +45,7 @@ def test_speedup_is_paired_by_launch() -> None:
 
 
 def test_speedup_uses_launches_that_have_both() -> None:
-    """Leave out a launch in which one of the two is missing."""
+    """Ignore launches without one of the two configurations."""
     records = [*make_training_launches([20, 22]), make_training_record(FP16, launch=1, step_ms=11)]
     row = rows_of(records)["fp16 default"]
     assert (pytest.approx(2.0), None, "inconclusive") == (row.speedup, row.speedup_ci_low, row.verdict)
@@ -54,14 +54,14 @@ def test_speedup_uses_launches_that_have_both() -> None:
 
 
 def test_speedup_counts_samples_not_steps() -> None:
-    """Credit a step with the batches that it accumulates."""
+    """Count accumulated batches of a step."""
     records = [*launches_of(20), *launches_of(40, make_training_case(accumulation=4))]
     rows = training_rows(records, make_training_info())
     assert [1.0, pytest.approx(2.0)] == [row.speedup for row in rows]
 
 
 def test_baseline_is_one_and_has_no_verdict() -> None:
-    """Give the baseline speedup 1, and others none where it is missing."""
+    """Give the baseline speedup 1 without verdict, and no speedups without baseline."""
     rows = rows_of([*launches_of(20), *launches_of(10, FP16)])
     assert (1.0, None, "") == (
         rows["none default"].speedup,
@@ -76,13 +76,13 @@ def test_baseline_is_one_and_has_no_verdict() -> None:
     ("step_ms", "verdict"), [(16.0, "faster"), (25.0, "slower"), (20.05, "same"), (20.4, "inconclusive")]
 )
 def test_verdicts(step_ms: float, verdict: str) -> None:
-    """Judge as compare does: beyond or within 2 %."""
+    """Judge as the command compare does, with a margin of 2 %."""
     other = make_training_launches([step_ms * factor for factor in reversed(EVEN)], FP16)
     assert verdict == rows_of([*launches_of(20), *other])["fp16 default"].verdict
 
 
 def test_verdicts_are_of_one_family() -> None:
-    """Find with six launches one change among few configurations and none among very many."""
+    """Detect a change in few configurations but not among very many, with six launches."""
     few = [*launches_of(20), *launches_of(15, FP16), *launches_of(20.01, make_training_case(cap="5"))]
     assert "faster" == rows_of(few)["fp16 default"].verdict
     many = [r for cap in range(1, 40) for r in launches_of(20.01, make_training_case(cap=str(cap)))]
@@ -90,7 +90,7 @@ def test_verdicts_are_of_one_family() -> None:
 
 
 def test_verdict_agrees_with_the_interval() -> None:
-    """Call nothing the same whose interval reaches beyond 2 %."""
+    """Judge nothing the same whose interval exceeds the margin."""
     base = make_training_launches([20.0] * 3)
     row = rows_of([*base, *make_training_launches([20.0, 20.0, 20.39], FP16)])["fp16 default"]
     assert row.speedup_ci_low is not None
@@ -99,7 +99,7 @@ def test_verdict_agrees_with_the_interval() -> None:
 
 
 def test_groups_have_their_own_baseline() -> None:
-    """Compare within a number of ranks and a batch."""
+    """Compare within one number of ranks and one batch size."""
     wide = make_training_case(world_size=4)
     wide_fp16 = make_training_case("fp16", world_size=4)
     records = [*launches_of(20), *launches_of(16, FP16), *launches_of(40, wide), *launches_of(20, wide_fp16)]
@@ -110,7 +110,7 @@ def test_groups_have_their_own_baseline() -> None:
 
 
 def test_interval_covers_the_truth() -> None:
-    """Cover the true speedup in at least nine of ten runs where launches differ more than configurations."""
+    """Cover the true speedup in at least 90 % of runs with large variance between launches."""
     rng = np.random.default_rng(3)
     covered = 0
     for _ in range(300):
@@ -135,21 +135,21 @@ def losing(case: Any, losses: list[float], *, step_ms: float = 20.0, launch: int
 
 
 def test_loss_at_equal_steps_is_a_mean_over_the_last_tenth() -> None:
-    """Average the last tenth of the steps."""
+    """Return the mean loss of the last tenth of the steps."""
     losses = [float(step) for step in range(40)]
     (row,) = training_rows([losing(None, losses)], {})
     assert (0.0, 37.5) == (row.loss_first, row.loss_equal_steps)
 
 
 def test_loss_at_equal_steps_stops_where_the_shortest_does() -> None:
-    """Compare after as many steps as all made in that launch, else a longer training looks better."""
+    """Compare losses after the steps that all configurations made in a launch."""
     down = [100.0 - step for step in range(60)]
     rows = rows_of([losing(make_training_case(), down[:20]), losing(FP16, down)])
     assert (81.5, 81.5) == (rows["none default"].loss_equal_steps, rows["fp16 default"].loss_equal_steps)
 
 
 def test_loss_at_equal_time_gives_the_slow_fewer_steps() -> None:
-    """Look at each when the fastest configuration is through."""
+    """Compare losses when the fastest configuration ends."""
     down = [100.0 - step for step in range(20)]
     rows = rows_of([losing(make_training_case(), down, step_ms=20), losing(FP16, down, step_ms=10)])
     assert (81.5, 81.5) == (rows["fp16 default"].loss_equal_time, rows["fp16 default"].loss_equal_steps)
@@ -157,7 +157,7 @@ def test_loss_at_equal_time_gives_the_slow_fewer_steps() -> None:
 
 
 def test_losses_of_launches_are_not_mixed() -> None:
-    """Give each launch its own number of steps and time."""
+    """Use each launch's own steps and time."""
     down = [100.0 - step for step in range(40)]
     records = [losing(make_training_case(), down), losing(make_training_case(), down[:10], launch=1)]
     found = equal_losses(list(trained(records).values()))
@@ -165,13 +165,13 @@ def test_losses_of_launches_are_not_mixed() -> None:
 
 
 def test_workload_without_loss_has_none() -> None:
-    """Leave the columns empty."""
+    """Leave loss columns empty without losses."""
     (row,) = training_rows(launches_of(20), {})
     assert (None, None, None, None) == (row.loss_first, row.loss_equal_steps, row.loss_equal_time, row.metric)
 
 
 def test_metric_is_the_last_value() -> None:
-    """Take the median over launches of the value after the last step."""
+    """Return the median over launches of the last metric."""
     ends = [0.7, 0.9, 0.8]
     records = [
         make_training_record(launch=i, metric_name="accuracy", metrics=[(5, 0.99), (10, end)])
@@ -186,7 +186,7 @@ def test_metric_is_the_last_value() -> None:
     [("accuracy", 0.8, 20), ("loss", 0.5, 10), ("accuracy", 0.95, None), ("loss", 0.1, None)],
 )
 def test_time_to_target(name: str, target: float, steps: int | None) -> None:
-    """Multiply the first steps that meet the target with the median step; a loss falls, all else grows."""
+    """Multiply the first step that meets the target by the median step time, for losses and metrics."""
     metrics = [(10, 0.5), (20, 0.8), (30, 0.9)]
     (one,) = trained(launches_of(20, metric_name=name, metrics=metrics, target=target)).values()
     assert (None if steps is None else pytest.approx(steps * 20 / 1e3)) == time_to_target_s(one)
@@ -194,7 +194,7 @@ def test_time_to_target(name: str, target: float, steps: int | None) -> None:
 
 @pytest.mark.parametrize(("reaching", "known"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
 def test_time_to_target_needs_most_launches(reaching: int, known: bool) -> None:
-    """Know a time only where more than half of the launches reached the target."""
+    """Return a time only if most launches reached the target."""
     records = [
         make_training_record(launch=i, metric_name="accuracy", metrics=[(10, 0.9 if i < reaching else 0.1)], target=0.8)
         for i in range(4)
@@ -214,7 +214,7 @@ SPEEDUPS = [1.19, 1.2, 1.21, 1.2, 1.18, 1.22, 1.2]
 
 
 def blocks_of(case: TrainingCase, medians_ms: Sequence[float], launch: int = 0, **changes: Any) -> TrainingRecord:
-    """Return a record of a live tuning whose blocks of three steps have these medians."""
+    """Return a record of a live tuning whose three-step blocks have these medians."""
     return dataclasses.replace(
         make_training_record(case, launch=launch, **changes),
         step_ms=[factor * median_ms for median_ms in medians_ms for factor in (1.5, 1.0, 0.9)],
@@ -245,7 +245,7 @@ def in_rounds(launch: int = 0, factor: float = 1.0) -> list[TrainingRecord]:
 
 
 def test_blocks_of_one_launch_are_paired_by_round() -> None:
-    """Take the median of the ratios of equal rounds, with the order-statistic interval over rounds."""
+    """Return the median ratio of equal rounds, with an order-statistic interval."""
     speedup = paired(*in_rounds())
     assert (1.2, 1, 7) == (pytest.approx(speedup.ratio), speedup.launches, speedup.blocks)
     assert speedup.interval is not None
@@ -253,14 +253,14 @@ def test_blocks_of_one_launch_are_paired_by_round() -> None:
 
 
 def test_a_block_without_partner_is_left_out() -> None:
-    """Compare the rounds that both have: an alternative that is decided is trained no more."""
+    """Compare only rounds that both settings have."""
     base, five = in_rounds()
     longer = blocks_of(OWN, [*SLOWING_MS, 500.0, 500.0])
     assert paired(base, five) == paired(longer, five)
 
 
 def test_two_launches_are_compared_by_all_their_blocks() -> None:
-    """Give two launches that agree a narrower interval than one, and two that differ an interval over both."""
+    """Narrow the interval for two launches that agree, and widen it if they differ."""
     one, agreeing = paired(*in_rounds()), paired(*in_rounds(), *in_rounds(launch=1))
     assert (2, 14) == (agreeing.launches, agreeing.blocks)
     differing = paired(*in_rounds(), *in_rounds(launch=1, factor=1.1))
@@ -272,7 +272,7 @@ def test_two_launches_are_compared_by_all_their_blocks() -> None:
 
 
 def test_four_launches_are_compared_by_launch() -> None:
-    """Pair launches as everywhere as soon as there are four, whatever their blocks."""
+    """Pair by launch from four launches on."""
     launches = [in_rounds(launch=number, factor=1 + number / 10) for number in range(4)]
     speedup = paired(*itertools.chain(*launches))
     assert (4, 0) == (speedup.launches, speedup.blocks)
@@ -281,14 +281,14 @@ def test_four_launches_are_compared_by_launch() -> None:
 
 
 def test_blocks_of_other_trainings_stay_one_launch() -> None:
-    """Give one launch of commbench's own training no interval, though it has blocks."""
+    """Return no interval for one launch of commbench's own training."""
     own, five = (dataclasses.replace(record, block_at=()) for record in in_rounds())
     speedup = paired(own, five)
     assert (None, 1, 0) == (speedup.interval, speedup.launches, speedup.blocks)
 
 
 def test_rows_honour_the_baseline_of_the_run() -> None:
-    """Compare with the script's own setting, put it first, and flag that there is one launch."""
+    """Compare with the script's own setting, list it first, and flag a single launch."""
     records = [make_training_record(step_ms=30, block_at=[50]), *in_rounds()]
     first, *others = training_rows(records, make_training_info(baseline=OWN.key))
     assert ("25", 1.0, "", 7) == (first.bucket_cap_mb, first.speedup, first.verdict, first.blocks)
@@ -300,7 +300,7 @@ def test_rows_honour_the_baseline_of_the_run() -> None:
 
 
 def test_blocks_are_counted_in_each_launch() -> None:
-    """State the median over launches, as for every training."""
+    """Return the median number of blocks over launches."""
     records = [
         make_training_record(launch=0),
         *(make_training_record(launch=n, block_lengths=[10, 10]) for n in (1, 2)),

@@ -34,7 +34,7 @@ def flags_of(records: list[TrainingRecord], **info: Any) -> set[str]:
 
 
 def test_step_is_the_median_over_launches() -> None:
-    """Take the median of the launches' medians, with its interval over launches."""
+    """Return the median of launch medians, with an interval over launches."""
     (row,) = training_rows(make_training_launches([19, 20, 21, 22, 23, 30]), make_training_info())
     assert 21.5 == pytest.approx(row.step_ms)
     assert (19, 30) == (pytest.approx(row.step_ms_ci_low), pytest.approx(row.step_ms_ci_high))
@@ -44,7 +44,7 @@ def test_step_is_the_median_over_launches() -> None:
 
 
 def test_one_launch_has_the_interval_within() -> None:
-    """Fall back on the steps of the launch where there is only one, and say so."""
+    """Return the interval within one launch, and flag it."""
     (row,) = training_rows([make_training_record()], make_training_info())
     assert row.step_ms_ci_low is not None
     assert 19.8 <= row.step_ms_ci_low < 20 < (row.step_ms_ci_high or 0) <= 20.2
@@ -52,14 +52,14 @@ def test_one_launch_has_the_interval_within() -> None:
 
 
 def test_repeated_launch_counts_once() -> None:
-    """Let the last record of a launch replace the others."""
+    """Use the last record of a launch."""
     records = [make_training_record(step_ms=99.0), make_training_record(launch=1), make_training_record()]
     (row,) = training_rows(records, make_training_info())
     assert (2, 20) == (row.launches, pytest.approx(row.step_ms))
 
 
 def test_confirming_launches_make_no_row() -> None:
-    """Summarise the sweep only, and steps without DDP not as rows."""
+    """Summarise only the sweep, and no steps without DDP."""
     confirm = make_training_case("fp16", phase="confirm")
     rows = rows_of([*launches_of(20), *launches_of(15, LOCAL), *launches_of(10, confirm)])
     assert ["none default"] == list(rows)
@@ -93,7 +93,7 @@ def test_a_row_has_the_requested_configuration_and_the_hosts() -> None:
 
 @pytest.mark.parametrize(("ranks_per_gpu", "shared"), [(1, False), (4, True)])
 def test_ranks_that_share_a_gpu_are_flagged(ranks_per_gpu: int, *, shared: bool) -> None:
-    """Say on which GPU, how many ranks were on one, and flag where these were several; no bytes were counted."""
+    """Record the GPU and the ranks on it, flag sharing, and count no bytes."""
     case = make_training_case(backend="nccl")
     record = make_training_record(case, device="NVIDIA H100", sent_bytes=None)
     (row,) = training_rows([record], make_training_info(ranks_per_gpu=ranks_per_gpu))
@@ -113,13 +113,13 @@ def test_ranks_that_share_a_gpu_are_flagged(ranks_per_gpu: int, *, shared: bool)
     ],
 )
 def test_bucket_sizes_have_three_digits(sizes: list[int], text: str) -> None:
-    """Write sizes in MB, without exponents that would hold another plus."""
+    """Write sizes in MB without exponents."""
     (row,) = training_rows([make_training_record(bucket_bytes=sizes)], make_training_info())
     assert (text, len(sizes) or None) == (row.bucket_mb, row.bucket_count)
 
 
 def test_parts_are_medians_over_launches() -> None:
-    """Take each figure's median over launches, the largest memory and all skipped steps."""
+    """Return medians over launches, the largest memory and all skipped steps."""
     changes = [
         {"comm_ms": 1.0, "sent_bytes": 1e6, "peak_memory_bytes": 5_000_000, "skipped_steps": 1, "energy_J": None},
         {"comm_ms": 3.0, "sent_bytes": 3e6, "peak_memory_bytes": 9_000_000, "skipped_steps": 2, "energy_J": 4.0},
@@ -138,7 +138,7 @@ def test_parts_are_medians_over_launches() -> None:
 
 @pytest.mark.parametrize(("agree", "expected"), [((True, True), True), ((True, False), False), ((None, None), None)])
 def test_ranks_agree_if_they_do_in_every_launch(agree: tuple[bool | None, ...], expected: bool | None) -> None:
-    """Know of one launch in which ranks ended with different parameters."""
+    """Report a single launch whose ranks ended with different parameters."""
     records = [make_training_record(launch=launch, ranks_agree=one) for launch, one in enumerate(agree)]
     (row,) = training_rows(records, make_training_info())
     assert expected is row.ranks_agree
@@ -149,14 +149,14 @@ def test_ranks_agree_if_they_do_in_every_launch(agree: tuple[bool | None, ...], 
 
 
 def test_local_step_is_that_of_the_same_launches() -> None:
-    """Compare with the step without DDP in launches that have both."""
+    """Compare with the local step in launches that have both."""
     records = [*make_training_launches([20, 40], FP16), *make_training_launches([10, 16, 99], LOCAL)]
     row = rows_of(records)["fp16 default"]
     assert (13, 13 / 30) == (pytest.approx(row.local_step_ms), pytest.approx(row.scaling_efficiency))
 
 
 def test_exposed_communication_leaves_out_compressing() -> None:
-    """Subtract the backward pass without DDP and the encoding in it, launch by launch, down to nothing."""
+    """Subtract local backward pass and encoding per launch, at least to zero."""
     ddp = [
         make_training_record(FP16, launch=launch, backward_ms=backward, encode_ms=encode)
         for launch, (backward, encode) in enumerate([(15.0, 2.0), (18.0, 1.0), (9.0, 1.0)])
@@ -167,7 +167,7 @@ def test_exposed_communication_leaves_out_compressing() -> None:
 
 
 def test_local_step_has_the_same_precision_and_accumulation() -> None:
-    """Never compare with a step of another precision or accumulation."""
+    """Compare only with a local step of equal precision and accumulation."""
     half = make_training_case(precision="amp-bf16", accumulation=2)
     records = [make_training_record(half, step_ms=30), make_training_record(LOCAL, step_ms=10)]
     assert training_rows(records, {})[0].local_step_ms is None
@@ -180,7 +180,7 @@ def test_local_step_has_the_same_precision_and_accumulation() -> None:
 
 @pytest.mark.parametrize("status", ["failed", "hung", "unsupported"])
 def test_configuration_without_result_is_a_row(status: str) -> None:
-    """Give it status and reason, and no figures."""
+    """Keep status and reason, and leave figures empty."""
     broken = make_training_record(FP16, status=status, reason="rank 1 did not answer")
     row = rows_of([*launches_of(20), broken])["fp16 default"]
     assert (status, "rank 1 did not answer") == (row.status, row.reason)
@@ -190,7 +190,7 @@ def test_configuration_without_result_is_a_row(status: str) -> None:
 
 
 def test_success_after_failure_is_ok() -> None:
-    """Forget a failure that the same launch has made good, and keep one that came last."""
+    """Ignore a failure that the same launch repeated successfully."""
     failed = make_training_record(FP16, launch=1, status="failed", reason="no memory")
     good = make_training_record(FP16, launch=1)
     first = make_training_record(FP16)
@@ -200,7 +200,7 @@ def test_success_after_failure_is_ok() -> None:
 
 
 def test_failed_baseline_compares_nothing() -> None:
-    """Leave speedups out where the baseline failed in the end, although it has times."""
+    """Return no speedups if the baseline failed last, although it has times."""
     failed = make_training_record(launch=6, status="hung", reason="stuck")
     rows = rows_of([*launches_of(20), failed, *launches_of(10, FP16)])
     assert ("hung", "ok") == (rows["none default"].status, rows["fp16 default"].status)
@@ -211,12 +211,12 @@ def test_failed_baseline_compares_nothing() -> None:
 
 
 def same_layout(case: Any, other: Any) -> dict[str, Any]:
-    """Return the entry of run.json that says that ``other`` was measured for ``case``."""
+    """Return the entry of run.json that ``other`` was measured for ``case``."""
     return {"same_layout": {case.key: other.key}}
 
 
 def test_same_layout_has_a_row_of_its_own() -> None:
-    """Copy the row of the bucket size that was measured, and flag it."""
+    """Copy the row of the measured bucket size, and flag it."""
     five, six = make_training_case("fp16", "5"), make_training_case("fp16", "6")
     rows = rows_of([*launches_of(20), *launches_of(16, five)], **same_layout(six, five))
     assert ["none default", "fp16 5", "fp16 6"] == list(rows)
@@ -227,20 +227,20 @@ def test_same_layout_has_a_row_of_its_own() -> None:
 
 
 def test_same_layout_as_the_baseline_is_the_same() -> None:
-    """Call the baseline's equal the same."""
+    """Judge a setting with the baseline's buckets the same."""
     copy = make_training_case(cap="25")
     rows = rows_of(launches_of(20), **same_layout(copy, make_training_case()))
     assert ("same", 1.0) == (rows["none 25"].verdict, rows["none 25"].speedup)
 
 
 def test_an_unmeasured_layout_gives_no_row() -> None:
-    """Wait until the case with the same buckets is measured."""
+    """Write no row before the equal layout was measured."""
     copy = make_training_case("fp16", "25")
     assert ["none default"] == list(rows_of(launches_of(20), **same_layout(copy, FP16)))
 
 
 def test_same_layout_does_not_move_the_baseline() -> None:
-    """Find the baseline of a group by the configurations that were measured for others too."""
+    """Choose a group's baseline among all settings, copied ones included."""
     copy = make_training_case(cap="25", accumulation=2)
     kept = make_training_case(cap="5", accumulation=2)
     rows = training_rows([*launches_of(20), *launches_of(30, kept)], same_layout(copy, kept))
@@ -249,7 +249,7 @@ def test_same_layout_does_not_move_the_baseline() -> None:
 
 
 def test_rows_are_ordered() -> None:
-    """Put the baseline first, then order by settings, whatever the order of the records."""
+    """Sort the baseline first, then by settings."""
     names = ["none default", "none 1+5", "none 5", "none 25", "fp16 default", "topk default", "topk 5"]
     cases = [
         make_training_case("topk:0.01", "5"),
@@ -267,7 +267,7 @@ def test_rows_are_ordered() -> None:
 
 
 def test_steady_launches_raise_no_warning() -> None:
-    """Flag nothing where nothing is wrong."""
+    """Flag nothing in steady launches."""
     assert set() == flags_of(launches_of(20))
 
 
@@ -284,7 +284,7 @@ def test_steady_launches_raise_no_warning() -> None:
     ],
 )
 def test_warnings_are_flagged(flag: str, changes: dict[str, Any]) -> None:
-    """Flag what a record shows, or says of itself."""
+    """Flag the warnings that a record shows or states."""
     records = [dataclasses.replace(record, **changes) for record in launches_of(20)]
     assert flag in flags_of(records)
 
@@ -302,18 +302,18 @@ def test_warnings_are_flagged(flag: str, changes: dict[str, Any]) -> None:
     ],
 )
 def test_launches_and_conditions_are_flagged(flag: str, steps_ms: list[float], info: dict[str, Any]) -> None:
-    """Flag what launches and the run's conditions show."""
+    """Flag warnings of launches and of the run's conditions."""
     assert flag in flags_of(make_training_launches(steps_ms), **info)
 
 
 def test_headers_are_no_warning() -> None:
-    """Allow small buckets the bytes that every message has on top."""
+    """Allow small buckets the header bytes of messages."""
     small = launches_of(20, bucket_bytes=[400], expected_bytes=400.0, sent_bytes=700.0)
     assert "traffic" not in flags_of(small)
 
 
 def test_drift_is_that_of_the_baseline() -> None:
-    """Doubt all configurations of a group where the baseline drifted in most launches."""
+    """Flag all configurations of a group if its baseline drifted in most launches."""
     drifting = {"step_ms": [20.0] * 10 + [23.0] * 10, "block_lengths": [10, 10]}
     base = launches_of(20)
     for drifted, expected in ((2, False), (3, True)):
@@ -326,7 +326,7 @@ def test_drift_is_that_of_the_baseline() -> None:
 
 
 def test_buckets_are_medians_over_launches() -> None:
-    """Give one line for each bucket, in the order of sending."""
+    """Write one line per bucket, in sending order."""
     records = [
         make_training_record(
             FP16, launch=i, buckets=[make_bucket(done_ms=done), make_bucket(8_000_000, done_ms=2 * done)]
@@ -345,7 +345,7 @@ def test_buckets_are_medians_over_launches() -> None:
 
 
 def test_other_buckets_are_left_out() -> None:
-    """Take launches with the usual buckets only, those of the sweep, and none of steps without DDP."""
+    """Use only launches with the usual buckets, of the sweep, with DDP."""
     usual, other = [make_bucket(done_ms=8.0)], [make_bucket(1, done_ms=1.0), make_bucket(done_ms=9.0)]
     records = [make_training_record(launch=i, buckets=buckets) for i, buckets in enumerate((usual, other, usual))]
     confirm = make_training_record(make_training_case(phase="confirm"), buckets=other)
@@ -354,19 +354,19 @@ def test_other_buckets_are_left_out() -> None:
 
 
 def test_no_records_give_no_rows() -> None:
-    """Summarise a run that has not begun."""
+    """Return no rows without records."""
     assert ([], []) == (training_rows([], {}), bucket_rows([], {}))
 
 
 def test_rows_survive_the_journey_through_a_file() -> None:
-    """Give the same rows for records that were written and read."""
+    """Return the same rows after writing and reading."""
     records = [*launches_of(20, losses=[2.0, 1.0], metric_name="accuracy", metrics=[(2, 0.5)]), *launches_of(10, FP16)]
     read = [TrainingRecord.from_json(json.loads(json.dumps(record.to_json()))) for record in records]
     assert training_rows(records, {}) == training_rows(read, {})
 
 
 def test_a_tuning_without_rounds_shows_its_calibration() -> None:
-    """Make rows of what was calibrated, with the step without DDP, only where nothing was swept."""
+    """Write rows of the calibration only if nothing was swept."""
     calibrated = [make_training_case(hook, phase=CALIBRATE) for hook in ("none", "fp16", "local")]
     records = [record for case in calibrated for record in launches_of(20.0, case)]
     rows = training_rows(records, make_training_info())

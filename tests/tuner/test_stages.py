@@ -17,6 +17,8 @@ from commbench.results import load_run
 from commbench.results.plan import RunRequest, Stage, single_stage
 from commbench.results.record_types import AnyRecord, training_records
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 HOOKS = ("none", "fp16", "bf16")
 SWEEP_CASES = TrainingSweep(hooks=HOOKS).cases(ranks=2, batch=8)
 TERMS = Terms(seed=1, block_s=0.5)
