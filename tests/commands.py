@@ -1,4 +1,4 @@
-"""Commands within the process of a test, in an empty directory."""
+"""Commands run within the test process, in an empty directory."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ RANK_PREFIXES = ("OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PBS_
 
 
 class Outcome:
-    """What a command ended with and said."""
+    """Exit code and output of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code = code
@@ -52,7 +52,7 @@ class Command:
 
 
 def clear_of_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take away what would make this process a rank of somebody's launch."""
+    """Remove the variables that make this process a launcher's rank."""
     for name in list(os.environ):
         if name.startswith(RANK_PREFIXES):
             monkeypatch.delenv(name)

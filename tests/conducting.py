@@ -1,4 +1,4 @@
-"""A run of few cases seen through by the conductor, for tests of how runs end."""
+"""A run of few cases by the conductor, for tests of how runs end."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def run(
     *,
     fail_fast: bool = False,
 ) -> tuple[int, dict[str, Any], Recorder]:
-    """Conduct a run; return exit code, run.json and what was shown."""
+    """Conduct a run; return exit code, run.json and the display."""
     launcher = ScriptLauncher(launcher) if isinstance(launcher, str) else launcher
     display = display or Recorder()
     with open_store(path, request) as store:
@@ -36,5 +36,5 @@ def run(
 
 
 def measured(path: Path) -> list[tuple[str, int, str]]:
-    """(case key, launch, status) of all records."""
+    """Return (case key, launch, status) of all records."""
     return [(record.case.key, record.launch, record.status) for record in load_run(path).records]

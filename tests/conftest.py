@@ -1,4 +1,4 @@
-"""What tests share: starting a script on real ranks, and skipping what this machine cannot do."""
+"""Shared by all tests: scripts on real ranks, and skips for what this machine lacks."""
 
 import gc
 import importlib
@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the same examples in every run, so that a change causes a failure; with ``--thorough`` draw others."""
+    """Draw the same examples in every run, and new ones with ``--thorough``."""
     is_thorough = effort.configure(config)
     few = settings(PATIENT, derandomize=True, max_examples=effort.repetitions(PATIENT.max_examples))
     settings.register_profile("steady", few)
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _has_namespaces() -> bool:
-    """Whether this process may create a network namespace."""
+    """Return whether this process may create a network namespace."""
     if not shutil.which("unshare") or not shutil.which("ip"):
         return False
     return subprocess.run(["unshare", "--net", "true"], capture_output=True, timeout=20, check=False).returncode == 0
@@ -67,12 +67,12 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
 
 
 def pytest_collection_finish() -> None:
-    """Keep what is imported and collected out of garbage collections, or each full one takes half a second."""
+    """Exclude imported and collected objects from garbage collections, which would each take half a second."""
     gc.freeze()
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Skip marked tests that this machine cannot run, with the reason; each need is looked up once."""
+    """Skip marked tests that this machine cannot run, with the reason."""
     for marker, (is_there, reason) in NEEDS.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
         if marked and not is_there():
@@ -82,14 +82,14 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _hears_signals() -> None:
-    """Take signals as in a terminal: what runs in the background or by nohup inherits that some are ignored."""
+    """Restore signals that background jobs and nohup ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
 def _restores_signal_handlers() -> Iterator[None]:
-    """Undo what a rank or a conductor within the test process has made of its signals."""
+    """Restore the signal handlers that a rank or conductor in the test process changed."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
     yield
@@ -133,7 +133,7 @@ def forked_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def forks(forked_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this test start commands and ranks as forks, which have imported everything; leave out Open MPI's ofi."""
+    """Start this test's commands and ranks as forks, without Open MPI's ofi component."""
     monkeypatch.setattr(sys, "executable", forked_python)
     for name, value in NO_OFI.items():
         monkeypatch.setenv(name, value)
@@ -141,13 +141,13 @@ def forks(forked_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def mpirun() -> MpirunLauncher:
-    """The mpirun that commbench itself would use; the test is skipped where there is none."""
+    """Return the mpirun that commbench chooses; skip without one."""
     return open_mpirun()
 
 
 @pytest.fixture(scope="session")
 def mpi_environment(mpirun: MpirunLauncher) -> dict[str, str]:
-    """The variables that ranks on this host are started with."""
+    """Return the environment of ranks on this host."""
     return {**os.environ, **NO_OFI, **mpirun.environment()}
 
 
@@ -175,7 +175,7 @@ def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRan
 
 @pytest.fixture
 def commbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command, as a conductor on a machine with two slots."""
+    """Return the command as a conductor on a machine with two slots."""
     monkeypatch.chdir(tmp_path)
     clear_of_launchers(monkeypatch)
     monkeypatch.setattr("commbench.launch.launchers.hosts.local_cpus", lambda: 2)

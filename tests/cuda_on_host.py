@@ -1,4 +1,4 @@
-"""cupy in host memory, with CUDA's source compiled for the host: what kernels compute, and nothing of how fast."""
+"""cupy in host memory, with CUDA source compiled for the host: results of kernels, not their speed."""
 
 import atexit
 import ctypes.util
@@ -32,7 +32,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler of this machine, if there is one."""
+    """Return the C++ compiler of this machine, or None."""
     return shutil.which("g++") or shutil.which("c++")
 
 
@@ -58,11 +58,11 @@ def compile_for_host(code: str, options: tuple[str, ...]) -> ctypes.CDLL:
 
 
 class Launches(list[tuple[str, int]]):
-    """The kernels that were launched, each with its number of blocks."""
+    """The launched kernels with their numbers of blocks."""
 
 
 class _Kernel:
-    """As cupy's RawKernel."""
+    """A kernel as cupy's RawKernel."""
 
     def __init__(self, library: ctypes.CDLL, name: str, launches: Launches) -> None:
         self._library, self._name, self._launches = library, name, launches
@@ -80,25 +80,25 @@ class _Kernel:
 
 
 class _Device:
-    """The one that host memory has."""
+    """The device of host memory."""
 
     def __init__(self, _: object = None) -> None:
         self.attributes = {"MultiProcessorCount": 1}
 
     def __enter__(self) -> None:
-        """Go there."""
+        """Enter the device."""
 
     def __exit__(self, *_: object) -> None:
-        """Come back."""
+        """Leave the device."""
 
 
 def without_headers(**_: object) -> NoReturn:
-    """What cupy's ``RawModule`` does where CUDA's headers are missing, although the source includes none."""
+    """Raise as cupy's ``RawModule`` does without CUDA's headers."""
     raise RuntimeError("Failed to auto-detect CUDA root directory. Please specify `CUDA_PATH` environment variable.")
 
 
 def simulated(launches: Launches) -> dict[str, ModuleType]:
-    """Modules to put in place of cupy, without its memory; ``launches`` will hold what was launched."""
+    """Return modules in place of cupy; ``launches`` records launches."""
 
     class RawModule:
         def __init__(self, *, code: str, options: tuple[str, ...]) -> None:
@@ -134,14 +134,14 @@ def installed() -> Iterator[tuple[ModuleType, Launches]]:
 
 
 def find_nvrtc() -> str | None:
-    """CUDA's own compiler as a library, which needs no GPU: from pip's packages, else the system's."""
+    """Return CUDA's compiler library, which needs no GPU, from pip's packages or the system."""
     roots = [Path(folder) for folder in sys.path]
     found = [path for root in roots for path in sorted(root.glob("nvidia/*/lib/libnvrtc.so.[0-9]*"))]
     return str(found[0]) if found else ctypes.util.find_library("nvrtc")
 
 
 def compile_for_gpu(library: str, code: str, options: Sequence[str]) -> tuple[int, str]:
-    """What NVRTC returns for a source, 0 where it compiles, and what it says."""
+    """Return NVRTC's status for a source, 0 on success, and its log."""
     for builtins in Path(library).parent.glob("libnvrtc-builtins.so.[0-9]*"):  # that of CUDA 13 does not look beside it
         ctypes.CDLL(str(builtins))
     nvrtc, program, size = ctypes.CDLL(library), ctypes.c_void_p(), ctypes.c_size_t()

@@ -1,4 +1,4 @@
-"""How much work tests do: a quarter by default, all of it if pytest was given ``--thorough``, as by `make test-all`."""
+"""How much work tests do: a quarter by default, all of it with ``--thorough``, as in `make test-all`."""
 
 import math
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ _is_thorough = False
 
 
 def configure(config: pytest.Config) -> bool:
-    """Take the option from the command line; return whether it was given."""
+    """Read the option from the command line; return whether it was given."""
     global _is_thorough  # noqa: PLW0603 - pytest reads its command line once
     _is_thorough = config.getoption("thorough")
     return _is_thorough
 
 
 def repetitions(full: int) -> int:
-    """Return how many of ``full`` simulations or random examples a test does."""
+    """Return how many of ``full`` simulations or random examples to run."""
     return full if _is_thorough else max(1, round(DEFAULT_SHARE * full))
 
 
 def cases(default: Sequence[T], more: Sequence[T]) -> tuple[T, ...]:
-    """Return the cases that tests look at: those by default, and more with ``--thorough``."""
+    """Return the cases to test: the default ones, and more with ``--thorough``."""
     return (*default, *(more if _is_thorough else ()))
 
 

@@ -1,4 +1,4 @@
-"""Runs through the real engine on the fake backend: what it measures is scripted, so the truth is known."""
+"""Runs through the real engine on the fake backend with scripted times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ def fake_case(operation: str = "all_reduce", message_bytes: int = 1024, **change
 
 
 class Coarse(GlobalClock):
-    """Clocks of several hosts that agree within 10 us, compared long ago."""
+    """Clocks of several hosts that agree within 10 us, last compared long ago."""
 
     compared = 0
 
@@ -44,17 +44,17 @@ class Coarse(GlobalClock):
         return False
 
     def is_stale(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def refresh(self) -> None:
-        """Count."""
+        """Count the comparison."""
         type(self).compared += 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class FakeRun:
-    """How a run is made."""
+    """The settings of a run."""
 
     script: Script = EXACT
     ranks: int = 2
@@ -72,7 +72,7 @@ class FakeRun:
     def launch(
         self, cases: Sequence[Case], number: int = 0, frozen: Sequence[FixedSettings | None] | None = None
     ) -> list[Record]:
-        """Measure cases in one launch; the records of rank 0, which other ranks must not have."""
+        """Measure cases in one launch; return the records of rank 0, the only rank with any."""
         kept = frozen or [None] * len(cases)
 
         def work(control: ThreadControl) -> list[Record | None]:
@@ -95,7 +95,7 @@ class FakeRun:
         return [record for record in first if record is not None]
 
     def launches(self, cases: Sequence[Case], count: int) -> list[Record]:
-        """Measure cases in several launches, as a run does: what the first finds is frozen for the others."""
+        """Measure cases in several launches; the first launch's settings are fixed."""
         records = self.launch(cases)
         frozen = [settings_after(record, self.budget) for record in records]
         for number in range(1, count):

@@ -1,4 +1,4 @@
-"""Gradients of all kinds to select from: smooth, tied, mostly zero, tiny, huge."""
+"""Gradients of all types for selection: smooth, tied, mostly zero, tiny, huge."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Emulated clusters for tests: starting them, and making sure that they leave nothing behind."""
+"""Emulated clusters for tests, and checks that they leave nothing behind."""
 
 import fcntl
 import json
@@ -28,7 +28,7 @@ FLOWS = (sys.executable, str(Path(__file__).parent / "ranks" / "flows.py"))
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Mark all processes started from here on; when done, no process, link or directory of a lab may be left."""
+    """Mark all processes started; fail if a process, link or lab directory remains."""
     links = psutil.net_if_addrs().keys()
     token = uuid.uuid4().hex
     monkeypatch.setenv(MARK, token)
@@ -39,7 +39,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def is_left() -> bool:
-    """Whether the directory of labs is there although no lab lives."""
+    """Return whether the directory of labs exists without a running lab."""
     try:
         handle = os.open(DIRECTORY, os.O_RDONLY)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,14 +62,14 @@ def start(
 
 
 def finish(process: "subprocess.Popen[str]") -> str:
-    """Return what a lab wrote; it must have gone well."""
+    """Return the output of a lab that must succeed."""
     output, errors = process.communicate(timeout=SECONDS)
     assert 0 == process.returncode, output + errors
     return output
 
 
 def sh(line: str, **options: Any) -> str:
-    """Run a shell line on the first host of a lab; return what it wrote."""
+    """Run a shell line on the first host of a lab; return its output."""
     return finish(start("sh", "-c", line, **options))
 
 
@@ -100,12 +100,12 @@ sys.exit(10 + seen)
 
 
 def heed_interrupts() -> None:
-    """Undo what a shell does to its background jobs: they, and the tests among them, ignore SIGINT."""
+    """Restore SIGINT, which a shell's background jobs ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def assert_signals_arrive(process: "subprocess.Popen[str]") -> None:
-    """Send signals to what runs `COUNTER`: it gets each once and chooses the exit code."""
+    """Send signals to `COUNTER`: it receives each once and chooses the exit code."""
     wait_for_line(process, "there")
     for count, number in enumerate((signal.SIGINT, signal.SIGUSR1), start=1):
         process.send_signal(number)
@@ -116,7 +116,7 @@ def assert_signals_arrive(process: "subprocess.Popen[str]") -> None:
 
 
 def start_in_terminal(*command: str, **options: object) -> "tuple[subprocess.Popen[str], int]":
-    """Start a command in a terminal of its own; return it with the descriptor that types, reads and closes."""
+    """Start a command in a terminal; return it with the terminal's descriptor."""
     ours, theirs = os.openpty()
 
     def take_terminal() -> None:

@@ -43,7 +43,7 @@ def open_store(path: Path, request: RunRequest) -> Store:
 
 
 class Recorder:
-    """Notes what it is shown; calls ``at_case`` when the case number ``when`` of this invocation begins."""
+    """Records events; calls ``at_case`` when case number ``when`` of this invocation starts."""
 
     def __init__(self, at_case: Callable[[], None] = lambda: None, when: int = 1) -> None:
         self.warnings: list[str] = []
@@ -54,7 +54,7 @@ class Recorder:
         self._when = when
 
     def on(self, event: Event) -> None:
-        """Note an event."""
+        """Record an event."""
         match event:
             case CaseProgress(done=done, total=total):
                 self.progress.append((done, total))
@@ -69,7 +69,7 @@ class Recorder:
 
 
 def mpirun(**options: object) -> MpirunLauncher:
-    """Return the real mpirun; the test is skipped where there is none."""
+    """Return the real mpirun; skip without one."""
     pytest.importorskip("mpi4py")
     launcher = choose_launcher(placement=Placement(oversubscribe=True))
     if not isinstance(launcher, MpirunLauncher):
@@ -78,7 +78,7 @@ def mpirun(**options: object) -> MpirunLauncher:
 
 
 class ScriptLauncher:
-    """Starts one plain Python process that plays the ranks: ``script`` sees `PLAYER` before it."""
+    """Starts one Python process that simulates the ranks by `PLAYER` and ``script``."""
 
     name = "script"
     hostfile = None
@@ -90,16 +90,16 @@ class ScriptLauncher:
         self.started = 0
 
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:  # noqa: ARG002
-        """Return the command that plays the script, whatever program was asked for."""
+        """Return the command of the script, for any program."""
         self.started += 1
         return [sys.executable, "-c", PLAYER + self.script]
 
     def environment(self) -> dict[str, str]:
-        """Add nothing."""
+        """Return no variables."""
         return {}
 
     def slots(self) -> int:
-        """Pretend there is room."""
+        """Return two slots."""
         return 2
 
 
@@ -163,7 +163,7 @@ def serve_forks(directory: Path) -> Iterator[str]:
 
 
 def write_fork_programs(directory: Path) -> None:
-    """Write ``python``, which asks for a fork, and beside it commbench and MPI's programs."""
+    """Write ``python``, which requests a fork, and commbench and MPI's programs beside it."""
     program = directory / "python"
     scripts = {
         "python": f"#!{sys.executable} -IS\n" + (HERE / "forks" / "client.py").read_text(),
@@ -186,7 +186,7 @@ def find_marked(mark: str) -> list[str]:
 
 
 def has_ended(process: int) -> bool:
-    """Whether there is no such process, or one that only nobody has taken notice of."""
+    """Return whether the process is gone or a zombie."""
     try:
         return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -202,7 +202,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
 
 
 def marked_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Mark all processes started from here on; when done, none of them may be left."""
+    """Mark all processes started; fail if one of them remains."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv(MARK, mark)
     for name, value in NO_OFI.items():
@@ -213,7 +213,7 @@ def marked_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def records_from_lab(out: Path, *arguments: str, lab: Sequence[str] = (), timeout_s: float = 120) -> list[AnyRecord]:
-    """Run ``commbench run`` in an emulated cluster, with one launch unless told otherwise; return what it measured."""
+    """Run ``commbench run`` in an emulated cluster, by default with one launch; return its records."""
     commbench = (sys.executable, "-m", "commbench")
     command = [
         *commbench,

@@ -18,24 +18,24 @@ SIZES = (KIB, 8 * KIB, 64 * KIB, MIB)
 
 
 def one(n: Floats) -> Floats:
-    """Return a start-up time of 20 us and 1 GB/s."""
+    """Return times with a latency of 20 us and a rate of 1 GB/s."""
     return 20 + n * 1e-3
 
 
 def two(n: Floats) -> Floats:
-    """Return times that jump where the protocol changes, at 32 KiB."""
+    """Return times with a jump at 32 KiB."""
     return np.where(n <= 32 * KIB, 5 + n * 2e-3, 120 + n * 2e-4)
 
 
 def three(n: Floats) -> Floats:
-    """Return times that do so at 2 KiB and 512 KiB."""
+    """Return times with jumps at 2 KiB and 512 KiB."""
     return np.where(n <= 2 * KIB, 1 + n * 2e-3, np.where(n <= 512 * KIB, 12 + n * 5e-4, 250 + n * 1.5e-3))
 
 
 def launches_of(
     law: Callable[[Floats], Floats], sizes: list[int], *, noise: float = 0.03, launches: int = 6, seed: int = 0
 ) -> list[list[float]]:
-    """Return launch medians that stray around a law by so much, relative."""
+    """Return launch medians around a law with the given relative noise."""
     times = law(np.array(sizes, dtype=float))
     return (times[:, None] * np.random.default_rng(seed).lognormal(0, noise, (len(sizes), launches))).tolist()
 

@@ -62,7 +62,7 @@ def make_blocks(
 def simulate(
     steps_ms: Mapping[str, float] = STEPS_MS, *, launch: int = 0, noise: float = 0.02, seed: int = 3
 ) -> tuple[list[TrainingRecord], str]:
-    """Tune a training with these step times; return each record that is written, and why the experiment ended."""
+    """Tune a training with these step times; return each written record, and why the experiment ended."""
     generator = random.Random(f"{seed}:{launch}")
     settings = [with_cap(cap) for cap in steps_ms]
     experiment = Experiment(settings, seed=seed + launch, max_steps=None)
@@ -87,7 +87,7 @@ def losses_until(step: int, seed: int = 3) -> list[tuple[int, float]]:
 
 
 def open_run(out: Path, *, own: TrainingCase = OWN, options: LiveOptions | None = None, **facts: object) -> LiveRun:
-    """Begin a launch of a live tuning in ``out``."""
+    """Start a launch of a live tuning in ``out``."""
     known: LiveFacts = {"framework": "", "own_hook": False, **facts}  # type: ignore[typeddict-item]
     settings = [own, *(with_cap(cap) for cap in STEPS_MS if cap != own.bucket_cap_mb)]
     return LiveRun.open(
@@ -98,7 +98,7 @@ def open_run(out: Path, *, own: TrainingCase = OWN, options: LiveOptions | None 
 def make_live_run(
     out: Path, steps_ms: Mapping[str, float] = STEPS_MS, *, launches: int = 1, noise: float = 0.02
 ) -> None:
-    """Write the directory of a live tuning that has ended in order."""
+    """Write the directory of a complete live tuning."""
     for _ in range(launches):
         run = open_run(out)
         records, ending = simulate(steps_ms, launch=run.launch, noise=noise)

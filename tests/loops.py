@@ -1,4 +1,4 @@
-"""A small model and training loops of many kinds, as people write them, for the tests of recording."""
+"""A small model and many training loops, for tests of recording."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def loss_of(output: torch.Tensor) -> torch.Tensor:
 
 
 def plain(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Train as in any tutorial."""
+    """Train as in a tutorial."""
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(model(data(step))).backward()
@@ -43,7 +43,7 @@ def plain(model: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def zero_late(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Clear gradients between the loss and the backward pass, and keep their memory."""
+    """Zero gradients between loss and backward pass, and keep their memory."""
     for step in range(STEPS):
         loss = loss_of(model(data(step)))
         optimizer.zero_grad(set_to_none=False)
@@ -52,7 +52,7 @@ def zero_late(model: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def accumulate(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Make three backward passes in a step."""
+    """Run three backward passes per step."""
     for step in range(STEPS):
         for micro in range(3):
             (loss_of(model(data(3 * step + micro))) / 3).backward()
@@ -75,7 +75,7 @@ def mixed(model: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def twice(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Make one backward pass through two forward passes."""
+    """Run one backward pass through two forward passes."""
     for step in range(STEPS):
         optimizer.zero_grad()
         first, second = model(data(step)), model(data(step + 100))
@@ -84,7 +84,7 @@ def twice(model: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def separately(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Make two forward passes, then the backward pass of each."""
+    """Run two forward passes, then the backward pass of each."""
     for step in range(STEPS):
         optimizer.zero_grad()
         first, second = loss_of(model(data(step))), loss_of(model(data(step + 100)))
@@ -94,7 +94,7 @@ def separately(model: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def closure(model: Any, _optimizer: torch.optim.Optimizer) -> None:
-    """Let the optimiser call for gradients as often as it likes."""
+    """Let the optimiser call a closure for gradients."""
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
 
     def evaluate(step: int) -> torch.Tensor:
@@ -118,7 +118,7 @@ def by_hand(model: Any, _optimizer: torch.optim.Optimizer) -> None:
 
 
 def evaluating(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Evaluate between steps, with and without gradients, and train something else beside."""
+    """Evaluate between steps with and without gradients, and train another model."""
     other = nn.Linear(6, 1)
     others = torch.optim.SGD(other.parameters(), lr=0.1)
     for step in range(STEPS):
@@ -130,7 +130,7 @@ def evaluating(model: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def fused(model: Any, _optimizer: torch.optim.Optimizer) -> None:
-    """Update each parameter as soon as its gradient is there."""
+    """Update each parameter when its gradient is ready."""
     own = {parameter: torch.optim.SGD([parameter], lr=0.01) for parameter in model.parameters()}
 
     def update(parameter: nn.Parameter) -> None:
@@ -156,7 +156,7 @@ def several_optimizers(model: Any, _optimizer: torch.optim.Optimizer) -> None:
 
 
 def penalised(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Take the gradient of the output first, and penalise it."""
+    """Compute the gradient of the output first, and penalise it."""
     for step in range(STEPS):
         optimizer.zero_grad()
         inputs = data(step).requires_grad_()
@@ -167,7 +167,7 @@ def penalised(model: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def plain_step(model: Any, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
-    """Make one step."""
+    """Run one step."""
     optimizer.zero_grad()
     loss_of(model(inputs)).backward()
     optimizer.step()

@@ -1,4 +1,4 @@
-"""Matrices of pairs made up from a rule for what is slow and seeded noise, for tests of everything that reads them."""
+"""Simulated matrices of pairs with slow parts and seeded noise."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +17,7 @@ Slowness = Callable[[int, int], float]
 
 
 def make_hosts(hosts: int, ranks_per_host: int = 1, **changes: Any) -> dict[str, Any]:
-    """Return what ``run.json`` holds of a run on host1, host2, ..., with so many ranks on each."""
+    """Return the ``run.json`` of a run on host1, host2, ... with ranks on each."""
     ranks = [{"rank": rank, "host": f"host{rank // ranks_per_host + 1}"} for rank in range(hosts * ranks_per_host)]
     return make_info(ranks=ranks, world_size=len(ranks), nodes=hosts, ranks_per_node=ranks_per_host, **changes)
 
@@ -35,7 +35,7 @@ def make_matrix(
     case: Case | None = None,
     **changes: Any,
 ) -> list[Record]:
-    """Return one record a launch of a matrix with so much noise (standard deviation of the logarithm)."""
+    """Return one record per launch of a matrix with noise (standard deviation of the logarithm)."""
     case = case or make_case("bandwidth", pattern="matrix", message_bytes=MIB)
     random = np.random.default_rng(seed)
     ranks = hosts * ranks_per_host
@@ -65,20 +65,20 @@ def without(records: list[Record], *pairs: tuple[int, int], **changes: Any) -> l
 
 
 def touching(unit: int, factor: float) -> Slowness:
-    """Return the rule that everything to and from one is slow."""
+    """Return the rule that all pairs with one rank are slow."""
     return lambda a, b: factor if unit in {a, b} else 1.0
 
 
 def sending(unit: int, factor: float) -> Slowness:
-    """Return the rule that everything from one to others is slow."""
+    """Return the rule that all messages from one rank are slow."""
     return lambda a, b: factor if a == unit != b else 1.0
 
 
 def receiving(unit: int, factor: float) -> Slowness:
-    """Return the rule that everything from others to one is slow."""
+    """Return the rule that all messages to one rank are slow."""
     return lambda a, b: factor if b == unit != a else 1.0
 
 
 def crossing(first: int, factor: float) -> Slowness:
-    """Return the rule that what goes between the ``first`` hosts and the others is slow."""
+    """Return the rule that pairs between the ``first`` hosts and the others are slow."""
     return lambda a, b: factor if (a < first) != (b < first) else 1.0

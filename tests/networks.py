@@ -1,4 +1,4 @@
-"""Networks that follow the textbook, built by hand: records of collectives, runs, and a trained workload on them."""
+"""Networks that follow closed forms: records of collectives, runs, and a trained workload."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def network_records(
 
 
 def network_info(ranks: int, rate: str | None = "1gbit", cores: int = 1000, **changes: Any) -> dict[str, Any]:
-    """Return what ``run.json`` holds of one rank on each of so many hosts, by default emulated ones that have room."""
+    """Return the ``run.json`` of one rank per host, by default emulated with enough cores."""
     host = {
         "hostname": "host0",
         "cpus_allowed": cores,
@@ -92,7 +92,7 @@ def measured_run(ranks: Iterable[int], *, info: dict[str, Any] | None = None, **
 
 
 def growing(ranks: Iterable[int] = (2, 4), **how: Any) -> GrowingNetwork:
-    """Return its network."""
+    """Return the network fitted to such a study."""
     return GrowingNetwork.fit([measured_run(ranks, **how)])
 
 
@@ -106,7 +106,7 @@ def write_run(path: Path, records: Sequence[Record] = (), training: Sequence[Tra
 
 
 def workload_facts(layers: int = 8, elements: int = MIB, backward_ms: float = 80.0) -> WorkloadFacts:
-    """Return a model of equal layers whose gradients become ready at equal intervals, the last layer's first."""
+    """Return a model of equal layers with evenly ready gradients, last layer first."""
     parameters = tuple(
         ParameterFacts(
             name=f"layer{i}",
@@ -132,7 +132,7 @@ def workload_facts(layers: int = 8, elements: int = MIB, backward_ms: float = 80
 
 
 def training_of(steps_ms: dict[str, float], ranks: int = 2, **changes: Any) -> list[TrainingRecord]:
-    """Return records of the workload of `workload_facts`: of the step without DDP, and of each hook's with its step."""
+    """Return records of `workload_facts`: of the local step, and of each hook with its step time."""
     local = make_training_record(
         make_training_case("local", world_size=ranks),
         step_ms=130.0,

@@ -1,4 +1,4 @@
-"""Pages read back as a browser would, and runs to draw them of."""
+"""Parsing of pages as a browser does, and runs to draw."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ VOID = {"meta", "br", "hr", "img", "link", "input", "wbr"}
 
 
 class Reader(HTMLParser):
-    """Reads a page: its balance, ids, links, and the cells of its tables by heading."""
+    """Parses a page: balance, ids, links, and table cells by heading."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Reader(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep what is opened."""
+        """Record an opened tag."""
         if tag not in VOID:
             self.open.append(tag)
         self.attributes += [(tag, name, value or "") for name, value in attrs]
@@ -51,18 +51,18 @@ class Reader(HTMLParser):
             self.tables[-1][-1].append("")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep what is opened and closed at once, in SVG."""
+        """Record a self-closing tag of SVG."""
         self.handle_starttag(tag, attrs)
         if tag not in VOID:
             self.handle_endtag(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        """Compare with what is open."""
+        """Compare a closed tag with the open one."""
         if not self.open or self.open.pop() != tag:
             self.faults.append(f"</{tag}> at {self.getpos()}")
 
     def handle_data(self, data: str) -> None:
-        """Keep the text, and that of a cell."""
+        """Collect text, also of the current cell."""
         if self.open and not {"style", "script", "nav"} & set(self.open):
             self.texts.append(data)
         if {"td", "th"} & set(self.open) and self.tables:
@@ -70,18 +70,18 @@ class Reader(HTMLParser):
 
     @property
     def text(self) -> str:
-        """All that a person reads but the table of contents, white space made one."""
+        """Return the visible text without the table of contents, with single spaces."""
         return " ".join(" ".join(self.texts).split())
 
     def table_with(self, *headings: str) -> list[list[str]]:
-        """The lines of the first table that has these headings."""
+        """Return the rows of the first table with these headings."""
         return next(lines for lines in self.tables if all(any(text in cell for cell in lines[0]) for text in headings))
 
 
 def make_run(
     records: Sequence[Record] = (), training: Sequence[TrainingRecord] = (), path: str = "results/mine", **info: Any
 ) -> Run:
-    """Return a run with these records and, of trained ones, what is concluded."""
+    """Return a run with these records and the conclusion of training ones."""
     facts = make_training_info(**info) if training else make_info(**info)
     found = recommend(training, facts) if training else None
     return Run(
@@ -102,7 +102,7 @@ def read(*runs: Run) -> Reader:
 
 
 def make_hostile() -> Run:
-    """Return a run in which every text that is not ours would do harm."""
+    """Return a run with harmful text in every foreign field."""
     host = {"hostname": HOST, "cpu_model": FORMULA, "kernel": '"><img src=x onerror=alert(2)>'}
     records = [
         *make_launches(STEADY),
@@ -122,7 +122,7 @@ def make_hostile() -> Run:
 
 
 def write_run(folder: Path, records: Sequence[Record], **info: Any) -> Path:
-    """Write a run's two files that all else is made from."""
+    """Write a run's two files from which all others are made."""
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps(make_info(status="complete", **info)), encoding="utf-8")
     lines = (json.dumps(record.to_json()) for record in records)

@@ -40,7 +40,7 @@ CALL_NS, OPERATION_NS, CYCLES_PER_NS = 1000, 5000, 1.5
 
 
 class Array(np.ndarray):  # type: ignore[type-arg] # of any type
-    """Host memory that shows where it is as device memory does."""
+    """Host memory with the interface of a cupy array."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ _NAMES = {1: "UNHANDLED_CUDA_ERROR", 2: "SYSTEM_ERROR", 3: "INTERNAL_ERROR", 4: 
 
 
 class NcclError(RuntimeError):
-    """What cupy raises where NCCL refuses; like cupy's, it cannot be made of an answer that cupy does not know."""
+    """cupy's NCCL error; like cupy's, it cannot be made from an unknown code."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"NCCL_ERROR_{_NAMES[status]}")
@@ -60,7 +60,7 @@ class NcclError(RuntimeError):
 
 
 class _Room:
-    """What the ranks of a communicator share."""
+    """State shared by the ranks of a communicator."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
@@ -69,7 +69,7 @@ class _Room:
 
 
 class _State(threading.local):
-    """What a rank has open."""
+    """The open state of a rank."""
 
     depth = 0
     queued: list[tuple[int, Any]]
@@ -109,12 +109,12 @@ class NcclCommunicator:
         self._room.barrier.wait(SECONDS)
 
     def destroy(self) -> None:
-        """Leave."""
+        """Leave the communicator."""
         assert not self.graphs, "NCCL would wait for ever for a graph that holds its operations"
         self._room.barrier.wait(SECONDS)
 
     def abort(self) -> None:
-        """Leave without a word."""
+        """Leave the communicator without notice."""
         self.calls.append("abort")
 
     def _do(  # noqa: PLR0917 - positions as in NCCL
@@ -134,7 +134,7 @@ class NcclCommunicator:
             _STREAMS[stream].take(self, carry_out)
 
     def _together(self, mine: Any) -> list[Any]:
-        """What every rank has brought, by rank."""
+        """Return every rank's value, by rank."""
         self._room.slots[self.rank] = mine
         self._room.barrier.wait(SECONDS)
         everything = list(self._room.slots)
@@ -154,7 +154,7 @@ class NcclCommunicator:
     def allReduce(  # noqa: N802, PLR0917 - NCCL's own
         self, send: int, receive: int, count: int, code: int, redop: int, stream: int
     ) -> None:
-        """Everyone gets the reduction, but by an algorithm that there is no hardware for."""
+        """Return the reduction to all ranks; refuse an algorithm without hardware."""
         if self.asked in REFUSED:
             raise NcclError(REFUSED[self.asked])
 
@@ -166,7 +166,7 @@ class NcclCommunicator:
     def reduce(  # noqa: PLR0917 - NCCL's own
         self, send: int, receive: int, count: int, code: int, redop: int, root: int, stream: int
     ) -> None:
-        """The root gets the reduction."""
+        """Return the reduction to the root."""
 
         def work() -> None:
             found = self._reduced(send, count, code, redop)
@@ -178,7 +178,7 @@ class NcclCommunicator:
     def reduceScatter(  # noqa: N802, PLR0917 - as above
         self, send: int, receive: int, count: int, code: int, redop: int, stream: int
     ) -> None:
-        """Everyone gets a block of the reduction."""
+        """Return a block of the reduction to each rank."""
 
         def work() -> None:
             found = self._reduced(send, count * self.size, code, redop)
@@ -187,7 +187,7 @@ class NcclCommunicator:
         self._do("reduceScatter", 1, work, send, stream, 0 if redop == REDOPS["avg"] else receive)
 
     def allGather(self, send: int, receive: int, count: int, code: int, stream: int) -> None:  # noqa: N802
-        """Everyone gets every block."""
+        """Return every block to all ranks."""
 
         def work() -> None:
             blocks = self._together(_memory(send, count, _TYPES[code]).copy())
@@ -198,7 +198,7 @@ class NcclCommunicator:
     def broadcast(  # noqa: PLR0917 - as above
         self, send: int, receive: int, count: int, code: int, root: int, stream: int
     ) -> None:
-        """Everyone gets the root's message."""
+        """Return the root's message to all ranks."""
 
         def work() -> None:
             messages = self._together(_memory(send, count, _TYPES[code]).copy())
@@ -207,7 +207,7 @@ class NcclCommunicator:
         self._do("broadcast", 1, work, send, stream, receive)
 
     def send(self, buffer: int, count: int, code: int, peer: int, stream: int) -> None:
-        """Put a message where the peer looks for it."""
+        """Store a message for the peer."""
         assert 0 <= peer < self.size
         mail = self._room.mail[self.rank, peer]
 
@@ -217,7 +217,7 @@ class NcclCommunicator:
         self._do("send", 0, work, buffer, stream)
 
     def recv(self, buffer: int, count: int, code: int, peer: int, stream: int) -> None:
-        """Wait for a message of the peer."""
+        """Wait for the peer's message."""
         assert 0 <= peer < self.size
 
         def work() -> None:
@@ -242,7 +242,7 @@ def _group_end() -> None:
 
 
 class Graph:
-    """What was captured: by whom each step was asked for, and what it does."""
+    """A captured graph: its steps with their ranks."""
 
     def __init__(self, steps: Sequence[tuple[NcclCommunicator, Callable[[], object]]]) -> None:
         self._steps = steps
@@ -255,11 +255,11 @@ class Graph:
             communicator.graphs -= 1
 
     def upload(self, stream: _Stream) -> None:
-        """Prepare."""
+        """Do nothing."""
         assert stream.captured is None
 
     def launch(self, stream: _Stream) -> None:
-        """Carry out what was captured."""
+        """Execute the captured steps."""
         assert stream.captured is None
         stream.queue(OPERATION_NS * len(self._steps))
         for _, work in self._steps:
@@ -267,7 +267,7 @@ class Graph:
 
 
 class _Stream:
-    """``host_ns`` is how far the rank's host has come, ``end_ns`` when the device will have done what is queued."""
+    """A stream: ``host_ns`` is the host's time, ``end_ns`` the time when queued work ends."""
 
     _numbers = itertools.count(7)
 
@@ -280,29 +280,29 @@ class _Stream:
         self.host_ns = self.end_ns = 0.0
 
     def __enter__(self) -> None:
-        """Queue what cupy does here."""
+        """Make the stream current."""
         assert self.captured is None, "memory would be written when the graph is launched"
         _STATE.stream = self
 
     def __exit__(self, *_: object) -> None:
-        """Leave."""
+        """Restore the previous stream."""
 
     def queue(self, lasting_ns: float) -> None:
-        """Have the device do something when it has done all else."""
+        """Queue work on the device."""
         self.host_ns += CALL_NS
         self.end_ns = max(self.end_ns, self.host_ns) + lasting_ns
 
     def wait_until(self, instant_ns: float) -> None:
-        """Keep the host until the device has come so far."""
+        """Block the host until a device time."""
         self.host_ns = max(self.host_ns, instant_ns)
 
     def synchronize(self) -> None:
-        """Wait for everything."""
+        """Wait for all queued work."""
         assert self.captured is None, "CUDA refuses to wait for a stream that captures"
         self.wait_until(self.end_ns)
 
     def take(self, communicator: NcclCommunicator, work: Callable[[], object]) -> None:
-        """Carry out what a communicator was asked for, or capture it."""
+        """Execute a request of a communicator, or capture it."""
         if self.captured is None:
             self.queue(OPERATION_NS)
             work()
@@ -310,12 +310,12 @@ class _Stream:
             self.captured.append((communicator, work))
 
     def begin_capture(self) -> None:
-        """Carry out nothing from now on."""
+        """Capture requests instead of executing them."""
         assert self.captured is None
         self.captured = []
 
     def end_capture(self) -> Graph:
-        """What has been asked for since; of a rank that has nothing to send to itself that is nothing."""
+        """Return the captured requests; those of a single rank may be empty."""
         assert self.captured is not None
         steps, self.captured = self.captured, None
         return Graph(steps)
@@ -335,7 +335,7 @@ class _Event:
 
     @property
     def done(self) -> bool:
-        """Whether it has taken place."""
+        """Return whether the event has occurred."""
         return self._stream.host_ns >= self.at_ns
 
     def synchronize(self) -> None:
@@ -350,7 +350,7 @@ def _elapsed_ms(first: _Event, last: _Event) -> float:
 
 
 class _Kernel:
-    """The one that spins, on the stream that is current."""
+    """The kernel that spins on the current stream."""
 
     def __init__(self, code: str, name: str) -> None:
         assert f"void {name}(long long cycles)" in code
@@ -362,7 +362,7 @@ class _Kernel:
 
 
 class OutOfMemoryError(MemoryError):
-    """What cupy raises where the device has no room."""
+    """cupy's error for full device memory."""
 
 
 def _zeros(count: int, dtype: Any) -> Any:
@@ -377,7 +377,7 @@ class _Device:
         self.id = number
 
     def use(self) -> None:
-        """Every rank has the same memory."""
+        """Do nothing, as all ranks share host memory."""
 
 
 def _copy(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
@@ -387,7 +387,7 @@ def _copy(target: int, source: int, nbytes: int, kind: int, stream: int) -> None
 
 
 def simulated(devices: int = 8) -> dict[str, ModuleType]:
-    """Modules to put in place of cupy, on hosts of so many GPUs."""
+    """Return modules in place of cupy, on hosts with this many GPUs."""
     numbers = iter(range(10**9))
 
     def new_identity() -> bytes:

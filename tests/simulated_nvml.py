@@ -1,4 +1,4 @@
-"""NVIDIA's management library as nvidia-ml-py shows it, of GPUs that are made up; its oddities are those seen in it."""
+"""NVIDIA's management library for simulated GPUs, with the behaviour observed in nvidia-ml-py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 
 class NotSupportedError(Exception):
-    """What the library raises where a GPU or a driver cannot tell."""
+    """NVML's error for an unsupported query."""
 
 
 class SimulatedNvml:
@@ -45,101 +45,101 @@ class SimulatedNvml:
         return values.pop(0) if len(values) > 1 else values[0]
 
     def nvmlInit(self) -> None:  # noqa: N802 - the library's name, here and below
-        """Start."""
+        """Initialise."""
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        """All GPUs, also those that are lost."""
+        """Return the number of GPUs, lost ones included."""
         return len(self.addresses)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
-        """Find a GPU, unless it is lost."""
+        """Return a GPU that is not lost."""
         if self.addresses[index] in self.lost:
             raise NotSupportedError
         return self.addresses[index]
 
     def nvmlDeviceGetName(self, _handle: str) -> bytes:  # noqa: N802
-        """What it is called."""
+        """Return the model name."""
         return b"NVIDIA H100"
 
     def nvmlDeviceGetPciInfo(self, handle: str) -> SimpleNamespace:  # noqa: N802
-        """Its address, with a domain of eight digits."""
+        """Return the address with a domain of eight digits."""
         return SimpleNamespace(busId=f"0000{handle}".upper().encode())
 
     def nvmlDeviceGetTopologyCommonAncestor(self, one: str, other: str) -> int:  # noqa: N802
-        """The first two GPUs are behind one switch, others on another processor."""
+        """Return one switch for the first two GPUs, another processor for others."""
         return 10 if {one, other} <= set(self.addresses[:2]) else 50
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:  # noqa: N802
-        """Thousandths of a joule since the driver was loaded."""
+        """Return the millijoules since the driver was loaded."""
         if handle in self.lost:
             raise NotSupportedError
         return int(self._next(f"energy {handle}"))
 
     def nvmlDeviceGetHandleByPciBusId(self, address: bytes) -> str:  # noqa: N802
-        """Find a GPU."""
+        """Return a GPU."""
         if address.decode() not in self.addresses:
             raise NotSupportedError
         return address.decode()
 
     def nvmlDeviceGetClockInfo(self, _handle: str, kind: int) -> float:  # noqa: N802
-        """The clock of the multiprocessors."""
+        """Return the clock of the multiprocessors."""
         assert 1 == kind
         return self._next("clock")
 
     def nvmlDeviceGetMaxClockInfo(self, _handle: str, kind: int) -> int:  # noqa: N802
-        """The highest."""
+        """Return the maximum clock."""
         assert 1 == kind
         return 1980
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:  # noqa: N802
-        """What slows the clock, as bits; drivers before R535 do not know the name."""
+        """Return the slowdown reasons as bits; drivers before R535 lack this name."""
         if self._old_driver:
             raise NotSupportedError
         return self.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, _handle: str) -> int:  # noqa: N802
-        """The same by its old name."""
+        """Return the slowdown reasons under the old name."""
         return int(self._next("reasons"))
 
     def nvmlDeviceGetViolationStatus(self, _handle: str, policy: int) -> SimpleNamespace:  # noqa: N802
-        """How long a limit has held the clock back."""
+        """Return how long a limit has reduced the clock."""
         return SimpleNamespace(referenceTime=0, violationTime=int(self._next(f"policy {policy}")))
 
     def nvmlDeviceGetCurrPcieLinkGeneration(self, _handle: str) -> int:  # noqa: N802
-        """Lowered while the GPU is idle."""
+        """Return the current generation, reduced while idle."""
         return 1
 
     def nvmlDeviceGetMaxPcieLinkGeneration(self, _handle: str) -> int:  # noqa: N802
-        """At most."""
+        """Return the maximum generation."""
         return 5
 
     def nvmlDeviceGetCurrPcieLinkWidth(self, _handle: str) -> int:  # noqa: N802
-        """Lanes in use."""
+        """Return the lanes in use."""
         return 16
 
     def nvmlDeviceGetMaxPcieLinkWidth(self, _handle: str) -> int:  # noqa: N802
-        """Lanes there are."""
+        """Return the maximum number of lanes."""
         return 16
 
     def nvmlDeviceGetNvLinkState(self, handle: str, link: int) -> int:  # noqa: N802
-        """Two links between the first two GPUs, of which the second is in use; others have none."""
+        """Return two links between the first two GPUs, the second active; raise for others."""
         if handle not in self.addresses[:2] or link > 1:
             raise NotSupportedError
         return link
 
     def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: str, link: int) -> SimpleNamespace:  # noqa: N802
-        """Name the other end, as bytes and in eight digits."""
+        """Return the other end, as bytes and with eight digits."""
         assert 1 == link
         other = self.addresses[1 - self.addresses.index(handle)]
         return SimpleNamespace(busId=f"0000{other}".upper().encode())
 
     def nvmlDeviceGetNvLinkVersion(self, _handle: str, link: int) -> int:  # noqa: N802
-        """NVML_NVLINK_VERSION_4_0."""
+        """Return NVML_NVLINK_VERSION_4_0."""
         assert 1 == link
         return 6
 
     def nvmlDeviceGetP2PStatus(self, one: str, other: str, capability: int) -> int:  # noqa: N802
-        """Whether one reads the other's memory: between the first two, else the topology does not allow it."""
+        """Return peer access between the first two GPUs, else that the topology prevents it."""
         if not isinstance(capability, int):
             raise TypeError("argument 3: wrong type")
         return 0 if {one, other} <= set(self.addresses[:2]) else 3

@@ -1,4 +1,4 @@
-"""A private Slurm cluster for tests: one controller and two nodes on this machine, each with a host name of its own."""
+"""A private Slurm cluster for tests: a controller and two nodes with their own host names on this machine."""
 
 import contextlib
 import os
@@ -54,7 +54,7 @@ PartitionName=all Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP
 
 
 def is_possible() -> bool:
-    """Whether this machine can run a private cluster: its programs are there and we are root."""
+    """Return whether this machine can run a private cluster: programs installed, and root."""
     return os.geteuid() == 0 and all(shutil.which(name) for name in PROGRAMS)
 
 
@@ -71,19 +71,19 @@ class Cluster:
         self._mark = mark
 
     def environment(self, **variables: str) -> dict[str, str]:
-        """The environment for Slurm's commands, with more variables; nothing of another launcher's is in it."""
+        """Return the environment of Slurm's commands, without other launchers' variables."""
         foreign = ("SLURM_", "OMPI_COMM_", "PMI_", "PMIX_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         return {**kept, "SLURM_CONF": str(self.path / "slurm.conf"), MARK: self._mark, **variables}
 
     def start(self, *command: str, **options: object) -> "subprocess.Popen[str]":
-        """Start one of Slurm's commands."""
+        """Start a Slurm command."""
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
         settings = {"env": self.environment(), "text": True, **streams, **options}
         return subprocess.Popen(command, **settings)  # type: ignore[call-overload,no-any-return]
 
     def run(self, *command: str, seconds: float = JOB_S, **options: object) -> "subprocess.CompletedProcess[str]":
-        """Run one of Slurm's commands to its end."""
+        """Run a Slurm command to its end."""
         process = self.start(*command, **options)
         try:
             out, err = process.communicate(timeout=seconds)
@@ -94,26 +94,26 @@ class Cluster:
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def wait(self, job: str) -> int:
-        """Wait for the end of a job; return its exit code. ``sbatch --wait`` would look every ten seconds only."""
+        """Wait for a job and return its exit code; ``sbatch --wait`` polls every ten seconds only."""
         assert wait_until(lambda: bool(self._ended(job)), JOB_S), f"job {job} did not end\n{self.log()}"
         code, number = re.findall(r"ExitCode=(\d+):(\d+)", self._ended(job))[0]
         return int(code) or (128 + int(number) if int(number) else 0)
 
     def _ended(self, job: str) -> str:
-        """What Slurm says of a job that is over; empty while it is not."""
+        """Return Slurm's state of a finished job, else an empty text."""
         told = self.run("scontrol", "show", "job", job).stdout
         return told if re.search(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", told) else ""
 
     def log(self) -> str:
-        """What the daemons wrote last."""
+        """Return the daemons' last log lines."""
         return "\n".join(line for file in self.path.glob("*.out") for line in file.read_text().splitlines()[-15:])
 
     def processes(self) -> list[psutil.Process]:
-        """Living processes of the cluster: daemons, steps and their tasks."""
+        """Return the living processes of the cluster: daemons, steps and tasks."""
         return list(_marked(self._mark))
 
     def tasks(self) -> list[str]:
-        """What runs in the cluster beside its daemons."""
+        """Return the cluster's processes except its daemons."""
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -138,7 +138,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _daemons(cluster: Cluster) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start the controller, and each node under its own host name, which resolves there."""
+    """Start the controller, and each node under its own host name."""
     hosts = cluster.path / "hosts"
     hosts.write_text("127.0.0.1 localhost " + " ".join(NODES) + "\n")
     name_and_run = (
@@ -162,7 +162,7 @@ def _daemons(cluster: Cluster) -> Iterator["subprocess.Popen[bytes]"]:
 
 @contextlib.contextmanager
 def private_slurm() -> Iterator[Cluster]:
-    """A cluster that is up; when left, none of its processes or files remain."""
+    """Yield a running cluster; afterwards remove its processes and files."""
     with tempfile.TemporaryDirectory(prefix="commbench-slurm-", ignore_cleanup_errors=True) as directory:
         cluster = Cluster(Path(directory), uuid.uuid4().hex)
         (cluster.path / "state").mkdir()
@@ -179,7 +179,7 @@ def private_slurm() -> Iterator[Cluster]:
 
 
 def _end(cluster: Cluster, daemons: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Kill what is left, daemons too."""
+    """Kill remaining processes and daemons."""
     for process in cluster.processes():
         with contextlib.suppress(psutil.Error):
             process.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What stands for ``torch.cuda`` where there is no GPU, and for a GPU in a training on the CPU."""
+"""Stand-ins for ``torch.cuda`` without a GPU, and for a GPU in a training on the CPU."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Event:
         self.is_over = False
 
     def record(self, stream: str) -> None:
-        """Queue it on a stream of the GPU."""
+        """Queue the event on a stream."""
         assert stream == self.cuda.current_stream(self.cuda.current)
         self.at_ns = self.cuda.now()
 
     def synchronize(self) -> None:
-        """Wait for it."""
+        """Wait for the event."""
         assert self.at_ns is not None, "an event was waited for that nobody has recorded"
         self.cuda.note_wait()
         self.is_over = True
 
     def elapsed_time(self, other: Event) -> float:
-        """Milliseconds to another one that is over, too, with the resolution of a float32."""
+        """Return milliseconds to another finished event, with float32 resolution."""
         if not (self.is_over and other.is_over):
             raise RuntimeError("device not ready")
         assert self.at_ns is not None
@@ -80,74 +80,74 @@ class SimulatedCuda:
         self._lock = threading.Lock()
 
     def note_wait(self) -> None:
-        """Count."""
+        """Count a wait."""
         with self._lock:
             self.waits += 1
             self.waits_inside += self.inside
 
     def Event(self, *, enable_timing: bool = False) -> Event:  # noqa: N802 - CUDA's name
-        """Make an event."""
+        """Return an event."""
         with self._lock:
             self.events += 1
         return Event(self, enable_timing=enable_timing)
 
     def current_stream(self, number: int) -> str:
-        """The only one."""
+        """Return the only stream."""
         return f"stream of GPU {number}"
 
     def is_available(self) -> bool:
-        """Whether there is a GPU."""
+        """Return whether there is a GPU."""
         return self.devices > 0
 
     def init(self) -> None:
-        """Start."""
+        """Start CUDA."""
         if not self.devices:
             raise RuntimeError(self.refusal)
 
     def get_device_properties(self, number: int) -> SimpleNamespace:
-        """What torch tells of a GPU since 2.8."""
+        """Return the properties that torch reports since 2.8."""
         return SimpleNamespace(pci_domain_id=0, pci_bus_id=self.buses[number], pci_device_id=0, uuid=f"{number}-0")
 
     def device_count(self) -> int:
-        """How many."""
+        """Return the number of GPUs."""
         return self.devices
 
     def set_device(self, number: int) -> None:
-        """Use one."""
+        """Make a GPU current."""
         assert 0 <= number < self.devices
         self.current = number
 
     def get_device_name(self, number: int) -> str:
-        """What it is called."""
+        """Return a GPU's name."""
         return f"Simulated GPU {number}"
 
     def synchronize(self, number: int) -> None:
-        """Wait for all that is queued."""
+        """Wait for all queued work."""
         assert number == self.current
         self.note_wait()
 
     def reset_peak_memory_stats(self, number: int) -> None:
-        """Begin again."""
+        """Reset the peak memory."""
         assert number == self.current
         self.peak_resets += 1
 
     def max_memory_allocated(self, number: int) -> int:
-        """Some bytes."""
+        """Return a fixed number of bytes."""
         assert number == self.current
         return 123_000_000
 
     def get_rng_state(self, number: int) -> torch.Tensor:
-        """Where the GPU's random numbers are."""
+        """Return the GPU's random state."""
         assert number == self.current
         return torch.tensor([7], dtype=torch.uint8)
 
     def set_rng_state(self, state: torch.Tensor, number: int) -> None:
-        """Go back there."""
+        """Restore the GPU's random state."""
         assert (7, number) == (int(state[0]), self.current)
 
 
 class SteadyClock(GpuClocks):
-    """Always the same, and read by nobody within a step."""
+    """A constant GPU clock that no step reads."""
 
     def __init__(self, cuda: SimulatedCuda) -> None:
         self.cuda = cuda
@@ -159,7 +159,7 @@ class SteadyClock(GpuClocks):
 
 
 class StandIn(Gpu):
-    """A GPU to all of commbench but CUDA itself: tensors stay on the CPU, Gloo carries them, events read its clock."""
+    """A GPU except for CUDA itself: tensors stay on the CPU, Gloo carries them, events read its clock."""
 
     backend = "gloo"
 
@@ -170,12 +170,12 @@ class StandIn(Gpu):
         self.copied = 0
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
+        """Return the tensor itself."""
         self.copied += 1
         return tensor
 
     def asked(self) -> dict[str, int]:
-        """What was asked of it: events, waits (also inside steps), tensors to copy, peaks to begin again."""
+        """Return the counts of events, waits (also inside steps), copies and peak resets."""
         cuda = self.cuda
         counts = {"events": cuda.events, "waits": cuda.waits, "inside": cuda.waits_inside}
         return {**counts, "copied": self.copied, "peak_resets": cuda.peak_resets}

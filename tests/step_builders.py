@@ -1,4 +1,4 @@
-"""Workloads, networks and measured steps made by formula, for tests of what predicts training steps."""
+"""Workloads, networks and steps by formula, for tests of step predictions."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class LinearNetwork:
-    """Every collective takes alpha + beta n, whatever its type."""
+    """A network on which every collective takes alpha + beta n."""
 
     alpha_us: float = 100.0
     beta_us_per_byte: float = 1e-3
@@ -26,7 +26,7 @@ class LinearNetwork:
     knows: Sequence[str] = ("float32", "float16", "bfloat16")
 
     def time_us(self, operation: str, dtype: str, message_bytes: float) -> float:
-        """Return the time; raise InputError for a type that is not known."""
+        """Return the time; raise InputError for an unknown type."""
         from commbench.errors import InputError
 
         if dtype not in self.knows:
@@ -37,7 +37,7 @@ class LinearNetwork:
 def make_facts(
     sizes_mb: Sequence[float], *, backward_ms: float = 100.0, ready_ms: Sequence[float] = (), forward_ms: float = 40.0
 ) -> WorkloadFacts:
-    """Return a model whose parameters, given in the order of readiness, are ready as evenly as their sizes."""
+    """Return a model with parameters in order of readiness, ready in proportion to their sizes."""
     done = list(itertools.accumulate(sizes_mb))
     times = ready_ms or [backward_ms * part / done[-1] for part in done]
     parameters = [
@@ -66,12 +66,12 @@ def make_facts(
 
 
 def size_of(size_mb: float) -> int:
-    """Return the elements of a float32 tensor of so many MiB."""
+    """Return the float32 elements of a size in MiB."""
     return round(size_mb * MIB / 4)
 
 
 def make_step_model(facts: WorkloadFacts, network: LinearNetwork, **changes: object) -> StepModel:
-    """Return a model of a step of 150 ms without DDP that knows hook none and that it overlaps perfectly."""
+    """Return a model of a step of 150 ms without DDP, with hook none and perfect overlap."""
     fields = {
         "facts": facts,
         "network": network,
@@ -87,7 +87,7 @@ def make_step_model(facts: WorkloadFacts, network: LinearNetwork, **changes: obj
 
 
 def make_local_records(model: StepModel) -> list[TrainingRecord]:
-    """Return two launches of the step without DDP, exactly as the model has it."""
+    """Return two launches of the local step exactly as in the model."""
     step_ms = model.forward_ms + model.backward_ms + model.optimizer_ms + model.other_ms
     times = {
         "forward_ms": model.forward_ms,
@@ -99,7 +99,7 @@ def make_local_records(model: StepModel) -> list[TrainingRecord]:
 
 
 def make_step_records(model: StepModel, case: TrainingCase) -> list[TrainingRecord]:
-    """Return two launches of a configuration that go exactly as the model says, bucket by bucket."""
+    """Return two launches of a configuration exactly as in the model, bucket by bucket."""
     predicted, work = model.predict(case), model.work(case)
     encode_ms = sum(bucket.encode_ms for bucket in work)
     divide_ms_per_byte = 0.5 * model.copy_ms_per_byte

@@ -12,7 +12,7 @@ from commbench.results.training_summary import training_rows
 
 
 def make_training_case(hook: str = "none", cap: str = "default", **changes: Any) -> TrainingCase:
-    """Return a configuration on 2 ranks with 32 samples each; the hook is written as on the command line."""
+    """Return a configuration on 2 ranks with 32 samples each; ``hook`` as on the command line."""
     chosen = {"hook": "local", "density": None, "hook_options": ""} if hook == "local" else parse_hook(hook)
     fields = {"workload": "mlp", "world_size": 2, "batch_per_rank": 32, "bucket_cap_mb": cap}
     return TrainingCase(**{**fields, **chosen, **changes})
@@ -58,14 +58,14 @@ def make_training_record(
 def make_training_launches(
     steps_ms: Sequence[float], case: TrainingCase | None = None, **changes: Any
 ) -> list[TrainingRecord]:
-    """Return one record a launch, whose median steps are ``steps_ms``."""
+    """Return one record per launch with median steps ``steps_ms``."""
     return [
         make_training_record(case, launch=launch, step_ms=step_ms, **changes) for launch, step_ms in enumerate(steps_ms)
     ]
 
 
 def make_training_info(**changes: Any) -> dict[str, Any]:
-    """Return what ``run.json`` of a quick training on 2 ranks of one host holds."""
+    """Return the ``run.json`` of a quick training on 2 ranks of one host."""
     return make_info(**{"suite": "train", **changes})
 
 
@@ -74,7 +74,7 @@ EVEN = [0.995, 0.997, 0.999, 1.001, 1.003, 1.005]
 
 
 def launches_of(step_ms: float, case: TrainingCase | None = None, **changes: Any) -> list[TrainingRecord]:
-    """Return six steady launches whose steps take ``step_ms``."""
+    """Return six launches of steps of ``step_ms`` with little noise."""
     return make_training_launches([step_ms * factor for factor in EVEN], case, **changes)
 
 

@@ -1,4 +1,4 @@
-"""Launches of training on real ranks by ``ranks/train_session.py``, for tests of what becomes of them."""
+"""Launches of training on real ranks by ``ranks/train_session.py``."""
 
 import dataclasses
 import json
@@ -26,10 +26,7 @@ def task(
     free_bytes: int | None = None,
     **terms: Any,
 ) -> dict[str, Any]:
-    """Return what the script is to train in one launch; the backend may be ``stand-in``, which stands for a GPU.
-
-    ``free_bytes``: the free memory that the device reports; None: the true one.
-    """
+    """Return the task of one launch for the script; the backend ``stand-in`` simulates a GPU."""
     fields = [dataclasses.asdict(each) for each in cases.values()]
     known = {
         "cases": fields,
@@ -42,7 +39,7 @@ def task(
 
 
 class Launch:
-    """What came of a launch, by the names of its cases."""
+    """The outcome of a launch by case name."""
 
     def __init__(self, names: list[str], found: dict[str, Any]) -> None:
         self.records = dict(zip(names, found["records"], strict=True))
@@ -54,7 +51,7 @@ class Launch:
 
 
 def launches_of(run_ranks: RunRanks, ranks: int, **tasks: tuple[dict[str, TrainingCase], dict[str, Any]]) -> Any:
-    """Train launches one after the other in the same ranks; return them by name."""
+    """Train launches in sequence on the same ranks; return them by name."""
     words = json.dumps([task(cases, **options) for cases, options in tasks.values()])
     found = run_ranks(ranks, "train_session.py", words)
     return {name: Launch(list(tasks[name][0]), each) for name, each in zip(tasks, found, strict=True)}

@@ -1,4 +1,4 @@
-"""A cluster that exists only as formulas: it plays the stages of a tuning, so that the true best setting is known."""
+"""A simulated cluster that runs the stages of a tuning, with a known best setting."""
 
 import functools
 import math
@@ -26,7 +26,7 @@ BLOCK_STEPS = 8
 
 
 def make_facts(parameters: int = 40, mib: float = 1.0) -> WorkloadFacts:
-    """Return a workload of equal parameters, whose gradients become ready one after the other."""
+    """Return a workload of equal parameters whose gradients become ready in sequence."""
     numel = int(mib * 2**20) // 4
     made = tuple(
         ParameterFacts(
@@ -61,7 +61,7 @@ def make_plan(facts: WorkloadFacts | None = None, budget: str = "standard", **ch
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A network: start-up time and seconds a byte, the same for all operations and types."""
+    """A network with latency and seconds per byte, equal for all operations and types."""
 
     latency_us: float = 300.0
     gbit: float = 1.0
@@ -69,13 +69,13 @@ class Link:
     servers: int = 2
 
     def time_us(self, operation: str, dtype: str, message_bytes: float) -> float:  # noqa: ARG002 - a `Network`
-        """Latency, and half of the bytes of two ranks at the link's rate."""
+        """Return the latency plus half the bytes at the link's rate."""
         return self.latency_us + message_bytes * 8e-3 / self.gbit
 
 
 @dataclass(kw_only=True)
 class World:
-    """What is measured, as it would come out; the same request always gives the same."""
+    """Simulated measurements, equal for equal requests."""
 
     plan: TuningPlan
     link: Link = field(default_factory=Link)
@@ -104,7 +104,7 @@ class World:
         )
 
     def true_ms(self, case: TrainingCase) -> float:
-        """How long a step really takes."""
+        """Return the true step time."""
         if not case.uses_ddp:
             return FORWARD_MS + BACKWARD_MS + OPTIMIZER_MS
         alone = FORWARD_MS + BACKWARD_MS + OPTIMIZER_MS
@@ -112,15 +112,15 @@ class World:
         return alone + added * math.exp(self.misfit * _gauss("misfit", _name(case)))
 
     def best(self) -> TrainingCase:
-        """The candidate that is really the fastest."""
+        """Return the candidate that is truly fastest."""
         return min(self.plan.candidates, key=self.true_ms)
 
     def regret(self, case: TrainingCase) -> float:
-        """How much slower than the best a setting really is."""
+        """Return the true step time relative to the best."""
         return self.true_ms(case) / self.true_ms(self.best()) - 1
 
     def record(self, case: TrainingCase | Case, launch: int) -> AnyRecord:
-        """What a launch measures of a case."""
+        """Return a launch's measurement of a case."""
         return self._collective(case, launch) if isinstance(case, Case) else self._training(case, launch)
 
     def _collective(self, case: Case, launch: int) -> Record:
@@ -155,7 +155,7 @@ def _gauss(*key: object) -> float:
 
 @dataclass(kw_only=True)
 class Played:
-    """A tuning that has been played."""
+    """The records and requests of a simulated tuning."""
 
     records: list[AnyRecord]
     requests: list[RunRequest]
@@ -192,5 +192,5 @@ def default_world() -> World:
 
 @functools.cache
 def default_play() -> Played:
-    """Return what tuning on `default_world` measures."""
+    """Return the simulated tuning on `default_world`."""
     return play(default_world())

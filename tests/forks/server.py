@@ -54,7 +54,7 @@ class Program:
     cores: list[int]
 
     def run(self) -> None:
-        """Run it as if this process had just begun."""
+        """Run the program as a new process would."""
         os.chdir(self.directory)
         os.environ.clear()
         os.environ.update(self.environment)
@@ -162,7 +162,7 @@ class Server:
         return None
 
     def _leave(self, descriptors: Sequence[int]) -> None:
-        """In a fork: take the client's standard streams and keep nothing of the server."""
+        """Adopt the client's standard streams in a fork, and close everything of the server."""
         os.setsid()
         for handle in self._clients:
             os.close(handle)
@@ -186,7 +186,7 @@ class Server:
             os.kill(self._processes[client], number)
 
     def _finish(self, handle: int) -> None:
-        """Tell a client how its program has ended."""
+        """Send a client the exit status of its program."""
         self._selector.unregister(handle)
         os.close(handle)
         client = self._clients.pop(handle)
@@ -204,7 +204,7 @@ def end_with_parent() -> None:
 
 
 def enter_namespaces(process: int) -> None:
-    """Enter the namespaces of a process; a namespace of processes takes a further fork, in which this returns."""
+    """Enter the namespaces of a process; for a process namespace return in a further fork."""
     own, other = Path("/proc/self/ns"), Path(f"/proc/{process}/ns")
     names = [name for name in NAMESPACES if (own / name).readlink() != (other / name).readlink()]
     handles = [os.open(other / name, os.O_RDONLY) for name in names]
@@ -217,7 +217,7 @@ def enter_namespaces(process: int) -> None:
 
 
 def continue_in_fork() -> None:
-    """Return in a fork; this process passes signals on to the fork and ends as the fork ends."""
+    """Continue in a fork; the parent passes signals on and exits as the fork does."""
     process = os.fork()
     if process == 0:
         end_with_parent()
@@ -229,7 +229,7 @@ def continue_in_fork() -> None:
 
 
 def run_and_end(program: Program) -> NoReturn:
-    """Run a program and do at its end what the interpreter does, except freeing every object, which takes a second."""
+    """Run a program and exit as the interpreter does, without freeing every object, which takes a second."""
     status = 0
     try:
         program.run()

@@ -15,7 +15,7 @@ SIZES = (KIB, 64 * KIB, MIB)
 
 
 def launches_over(sizes: tuple[int, ...] = SIZES, factor: float = 1.0, **changes: Any) -> list[Record]:
-    """Return six launches at each size; 1 KiB takes 10 us, and a time is proportional to the size."""
+    """Return six launches at each size; 1 KiB takes 10 us, and times are proportional to sizes."""
     return [
         record
         for size in sizes
@@ -44,7 +44,7 @@ def test_lines_run_through_the_rows() -> None:
 
 
 def test_bands_are_the_intervals() -> None:
-    """Shade between the interval's ends; that of the bandwidth follows from the time's."""
+    """Shade the interval of the time, and derive that of the bandwidth."""
     family = family_of(run_of(launches_over()))
     row = run_of(launches_over()).rows[0]
     times, rates = painted(paint_curves, family, family.curves).axes
@@ -56,7 +56,7 @@ def test_bands_are_the_intervals() -> None:
 
 
 def test_series_are_told_apart_by_what_differs() -> None:
-    """Name only what is not the same in all."""
+    """Name only the fields that differ between series."""
     by_backend = family_of(run_of([*launches_over(), *launches_over(backend="gloo")]))
     by_dtype = family_of(run_of([*launches_over(), *launches_over(dtype="float64"), *launches_over(in_place=False)]))
     by_run = family_of(run_of(launches_over(), "old"), run_of(launches_over(), "new"))
@@ -68,7 +68,7 @@ def test_series_are_told_apart_by_what_differs() -> None:
 
 
 def test_of_several_runs_each_series_names_its_own() -> None:
-    """Say whose a series is also where one run alone has the operation."""
+    """Name each series' run if there are several runs."""
     gather = launches_over(redop=None, in_place=None, operation="all_gather")
     found = {family.operation: family for family in families([run_of(launches_over(), "old"), run_of(gather, "new")])}
     assert ["old: mpi"] == [curve.name for curve in found["all_reduce"].curves]
@@ -76,19 +76,19 @@ def test_of_several_runs_each_series_names_its_own() -> None:
 
 
 def test_one_run_is_not_named() -> None:
-    """Speak of runs only where there are several."""
+    """Name no run if there is one."""
     (drawing,) = size_figures([run_of(launches_over(), "mine")])
     assert "mine" not in drawing.svg + drawing.caption + drawing.title
 
 
 def test_runs_of_the_same_name_are_told_apart() -> None:
-    """Number what even the parents' names do not tell apart."""
+    """Number runs whose names and parents' names are equal."""
     family = family_of(run_of(launches_over()), run_of(launches_over()))
     assert 2 == len({curve.name for curve in family.curves})
 
 
 def test_failures_are_crosses_on_the_axis() -> None:
-    """Leave out nothing: a size that failed or was wrong is marked and named in the caption."""
+    """Mark failed and wrong sizes, and name them in the caption."""
     bad = make_record(make_case(message_bytes=16 * MIB), status="failed", reason="Rank 1 was killed.")
     wrong = make_record(make_case(message_bytes=4 * MIB), status="wrong", wrong=7)
     family = family_of(run_of([*launches_over(), bad, wrong]))
@@ -103,14 +103,14 @@ def test_failures_are_crosses_on_the_axis() -> None:
 
 
 def test_what_a_backend_cannot_do_is_said() -> None:
-    """Draw no crosses for what nobody expects, but say it."""
+    """Name unsupported sizes in the caption without marks."""
     cannot = make_record(make_case(backend="gloo"), status="unsupported", reason="Gloo has none.")
     (drawing,) = size_figures([run_of([*launches_over(), cannot])])
     assert "Not supported by gloo." in drawing.caption
 
 
 def test_nothing_but_failures_is_still_drawn() -> None:
-    """Say that nothing was measured."""
+    """State that nothing was measured."""
     failed = [make_record(make_case(message_bytes=size), status="hung", reason="Rank 1 is hung.") for size in SIZES]
     (drawing,) = size_figures([run_of(failed)])
 
@@ -142,7 +142,7 @@ EMULATED = {"hosts": 2, "rate": "1gbit"}
 def test_the_link_is_a_line_where_it_bounds_the_row(
     operation: str, ranks_per_node: int, expected: float | None
 ) -> None:
-    """Draw it with one rank a host alone; both directions count twice."""
+    """Draw the link's rate for one rank per host only; both directions count twice."""
     records = [
         record
         for size in SIZES
@@ -170,7 +170,7 @@ def test_the_share_of_the_link_is_computed() -> None:
 
 
 def test_only_intervals_that_exist_are_explained() -> None:
-    """Another tool's figures have none, as a single repetition has none."""
+    """Explain intervals only if there are any."""
     several = [r for size in SIZES for r in make_launches(STEADY, make_case(message_bytes=size))]
     single = [dataclasses.replace(record, times_us=record.times_us[:1]) for record in several if record.launch == 0]
     captions = [drawing.caption for records in (several, single) for drawing in size_figures([run_of(records)])]
@@ -181,14 +181,14 @@ def test_only_intervals_that_exist_are_explained() -> None:
 
 @pytest.mark.parametrize(("operation", "panels"), [("latency", ["time"]), ("bandwidth", ["bus bandwidth, GB/s"])])
 def test_point_to_point_has_one_panel(operation: str, panels: list[str]) -> None:
-    """Draw only what such an operation is about."""
+    """Draw only the panel of the operation's own figure."""
     records = [r for size in SIZES for r in make_launches(STEADY, make_case(operation, message_bytes=size))]
     family = family_of(run_of(records))
     assert panels == [axes.get_ylabel() for axes in painted(paint_curves, family, family.curves).axes]
 
 
 def test_a_single_size_is_dots() -> None:
-    """Draw no line through one point, and nothing over the size of a barrier."""
+    """Draw no line for a single size, and nothing over a barrier's size."""
     family = family_of(run_of([*make_launches(STEADY), *make_launches(STEADY, make_case(backend="gloo"))]))
     times, rates = painted(paint_dots, family, family.curves).axes
 
@@ -200,7 +200,7 @@ def test_a_single_size_is_dots() -> None:
 
 
 def test_groups_are_the_slowest_in_time_and_together_in_bandwidth() -> None:
-    """Sum what groups move at the same time."""
+    """Draw the slowest group's time, and the sum of concurrent bandwidths."""
     records = make_grouped(make_case(pattern="node", message_bytes=MIB), {"0-1": [10.0] * 6, "2-3": [20.0] * 6})
     family = family_of(run_of(records))
     (reading,) = family.curves[0].readings
@@ -212,7 +212,7 @@ def test_groups_are_the_slowest_in_time_and_together_in_bandwidth() -> None:
 
 
 def test_the_slowest_series_is_compared_with_the_fastest() -> None:
-    """Say how many times as long it takes, or that nothing is shown."""
+    """State the ratio of the slowest to the fastest series, or that none is shown."""
     apart = family_of(run_of([*launches_over(), *launches_over(factor=2.0, backend="gloo")]))
     alike = family_of(run_of([*launches_over(), *launches_over(factor=1.001, backend="gloo")]))
 
@@ -221,7 +221,7 @@ def test_the_slowest_series_is_compared_with_the_fastest() -> None:
 
 
 def test_names_of_runs_are_plain_text() -> None:
-    """Show a directory's name as it is."""
+    """Draw a directory's name literally."""
     name = "<b>$x$ & co"
     (drawing,) = size_figures([run_of(launches_over(), name), run_of(launches_over(), "other")])
     assert f"{name}: mpi" in texts_of(drawing.svg)
@@ -229,14 +229,14 @@ def test_names_of_runs_are_plain_text() -> None:
 
 
 def test_no_records_no_figures() -> None:
-    """Draw nothing of a run without collectives, nor of a matrix, which is a figure of its own."""
+    """Draw nothing without collectives, and no matrix."""
     assert [] == size_figures([run_of([])])
     assert [] == size_figures([run_of(make_launches(STEADY, make_case("bandwidth", pattern="matrix")))])
     assert [] == size_figures([])
 
 
 def test_ranks_that_share_a_gpu_are_counted_and_not_drawn() -> None:
-    """Draw what the others did alone, and no figure of an operation that only they timed."""
+    """Draw no times of ranks that shared a GPU, and count them."""
     alone = launches_over(operation="all_gather", redop=None, in_place=None, backend="nccl")
     run = run_of([*launches_over(), *launches_over(backend="nccl", factor=0.01), *alone], ranks_per_gpu=2)
     (drawing,) = size_figures([run])

@@ -1,4 +1,4 @@
-"""Tests of what there is to choose from: predicted settings, hooks that are left out, lists of bucket sizes."""
+"""Tests of the candidates of a tuning: predicted settings, excluded hooks, lists of bucket sizes."""
 
 import dataclasses
 
@@ -12,12 +12,12 @@ from commbench.tuner.choice import Chooser, fit_steps
 
 
 def calibrated(world: World) -> list[AnyRecord]:
-    """Return what calibration and network measured."""
+    """Return the records of calibration and network."""
     return play(world, stages=2).records
 
 
 def chooser(world: World, **options: bool) -> Chooser:
-    """Return the choice that the world's plan offers."""
+    """Return the candidates that the world's plan offers."""
     plan = world.plan
     return Chooser(facts=plan.facts, candidates=plan.candidates, info=plan.info, **options)
 
@@ -33,7 +33,7 @@ def test_predictions_come_near_a_world_without_surprises() -> None:
 
 
 def test_a_hook_that_did_harm_when_calibrated_is_not_predicted() -> None:
-    """Leave out a hook whose ranks ended with different parameters."""
+    """Exclude a hook whose ranks ended with different parameters."""
     world = default_world()
     records = calibrated(world)
     harmed = [dataclasses.replace(r, ranks_agree=r.case.hook != "fp16") for r in training_records(records)]
@@ -42,7 +42,7 @@ def test_a_hook_that_did_harm_when_calibrated_is_not_predicted() -> None:
 
 
 def test_lists_are_offered_without_compression_and_with_the_fastest_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add what the model likes best, where lists may be recommended at all."""
+    """Add the model's best lists for no hook and for the fastest hook."""
     monkeypatch.setattr(choosing, "best_list", lambda _model, _case: "2+3+40")
     world = World(plan=make_plan(), misfit=0.0)
     records = calibrated(world)
@@ -52,7 +52,7 @@ def test_lists_are_offered_without_compression_and_with_the_fastest_hook(monkeyp
 
 
 def test_there_is_no_model_without_the_default() -> None:
-    """Predict nothing where the default, or the step without DDP, was not trained."""
+    """Predict nothing without the default or the local step."""
     world = default_world()
     records = calibrated(world)
     for missing in ("none", "local"):
@@ -62,7 +62,7 @@ def test_there_is_no_model_without_the_default() -> None:
 
 
 def test_a_network_that_was_not_timed_is_refused() -> None:
-    """Say what is missing."""
+    """Name the missing measurement of the network."""
     world = default_world()
     with pytest.raises(InputError, match="gloo"):
         fit_steps(world.plan.facts, world.plan.baseline, [], training_records(calibrated(world)))

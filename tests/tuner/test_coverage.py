@@ -1,4 +1,4 @@
-"""Tests of which collectives are timed for the network of a training step."""
+"""Tests of the collectives that are timed for a training's network."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ def sizes(cases: list[Case]) -> dict[tuple[str, str | None], list[int]]:
 
 
 def test_each_hook_has_its_collectives_from_small_buckets_to_the_whole_model() -> None:
-    """Time what is sent for buckets from a few KiB to 40 MiB, by factors of 4."""
+    """Time each hook's messages for buckets from a few KiB to 40 MiB, by factors of 4."""
     found = sizes(network_cases(["fp16", "topk:0.01"], make_facts(40, 1.0), 2, "gloo"))
     assert {("all_reduce", "float32"), ("all_reduce", "float16"), ("all_gather", "float32")} == set(found)
     whole = found["all_reduce", "float32"]
@@ -31,18 +31,18 @@ def test_each_hook_has_its_collectives_from_small_buckets_to_the_whole_model() -
 
 
 def test_no_hook_is_always_timed() -> None:
-    """Whatever is allowed, the default is predicted, too."""
+    """Time the default's collectives whatever hooks are allowed."""
     assert ("all_reduce", "float32") in sizes(network_cases(["bf16"], make_facts(), 2, "gloo"))
 
 
 def test_hooks_that_look_at_tensors_are_timed_too() -> None:
-    """Take a bucket to be one square matrix."""
+    """Treat a bucket as one square matrix for hooks that depend on shapes."""
     for hook in ("powersgd:2", "topk:0.01:scope=parameter", "topk:0.01:dense_below=64", "randomk:0.01"):
         assert len(network_cases([hook], make_facts(), 2, "gloo")) > 8
 
 
 def test_each_type_of_parameters_is_timed() -> None:
-    """Time buckets of every type that a model has, up to all of its parameters of that type."""
+    """Time buckets of every parameter type up to all its parameters."""
     facts = make_facts(40, 1.0)
     halves = [dataclasses.replace(p, dtype="bfloat16", itemsize=2) for p in facts.parameters]
     mixed = dataclasses.replace(facts, parameters=(*facts.parameters[:10], *halves[10:]))
@@ -60,18 +60,18 @@ def test_each_type_of_parameters_is_timed() -> None:
 @pytest.mark.parametrize(("parameters", "mib"), [(1, 4 / 2**20), (1, 0.001), (4, 0.004), (40, 1.0)])
 @pytest.mark.parametrize("hook", ["fp16", "topk:0.01", "topk:0.00001", "powersgd:2", "randomk:0.01"])
 def test_every_curve_can_be_fitted(parameters: int, mib: float, hook: str) -> None:
-    """Time three sizes at least, larger ones than a tiny model needs where these are few."""
+    """Time at least three sizes, also for a tiny model."""
     found = sizes(network_cases([hook], make_facts(parameters, mib), 3, "gloo"))
     assert all(len(set(of_key)) >= LEAST_SIZES for of_key in found.values())
 
 
 @pytest.mark.parametrize(("backend", "carrier"), [("gloo", "gloo"), ("nccl", "torch-nccl")])
 def test_the_network_is_timed_as_ddp_uses_it(backend: str, carrier: str) -> None:
-    """Time NCCL as torch calls it."""
+    """Time NCCL through torch."""
     assert {carrier} == {case.backend for case in network_cases(["topk:0.01"], make_facts(), 2, backend)}
 
 
 def test_huge_models() -> None:
-    """Time no size beyond 64 MiB."""
+    """Time no size above 64 MiB."""
     largest = max(case.message_bytes for case in network_cases([], make_facts(200, 1.0), 3, "gloo"))
     assert 64 << 20 <= largest < (64 << 20) + 3 * 4

@@ -1,4 +1,4 @@
-"""Tests of what is confirmed and of what is recommended, also where launches are simulated."""
+"""Tests of what is confirmed and recommended, some with simulated launches."""
 
 import dataclasses
 from collections import Counter
@@ -21,24 +21,24 @@ from commbench.tuner.snippet import keep_snippet, snippet_of
 
 
 def test_fastest_of_both_kinds_are_confirmed() -> None:
-    """Measure again the baseline, the fastest without compression, and the fastest of all."""
+    """Confirm the baseline, the fastest without compression, and the fastest of all."""
     found = candidates(sweep(five=18, fp16=17, topk=12), {})
     assert [confirmed(BASE), confirmed(FIVE), confirmed(TOPK)] == found
 
 
 def test_one_case_is_confirmed_once() -> None:
-    """Name the fastest of all only once where it sends gradients as they are."""
+    """Confirm a case once if it is both."""
     assert [confirmed(BASE), confirmed(FIVE)] == candidates(sweep(five=12, fp16=17), {})
 
 
 def test_an_alternative_is_confirmed_even_if_slower() -> None:
-    """Measure again the fastest alternative, for the default to be shown as good."""
+    """Confirm the fastest alternative also if the default is faster."""
     assert [confirmed(BASE), confirmed(FP16)] == candidates(sweep(five=30, fp16=21, topk=25), {})
     assert [confirmed(BASE)] == candidates(sweep(), {})
 
 
 def test_instruments_never_win() -> None:
-    """Leave out the pass-through hook and steps without DDP, however fast."""
+    """Exclude the pass-through hook and steps without DDP."""
     records = [*sweep(passthrough=1, fp16=19), *launches_of(1, BASE.local())]
     assert [confirmed(BASE), confirmed(FP16)] == candidates(records, {})
 
@@ -55,7 +55,7 @@ def test_instruments_never_win() -> None:
     ],
 )
 def test_broken_cases_never_win(changes: dict[str, Any]) -> None:
-    """Leave out what failed, disagreed, skipped all its steps, diverged or has no launch with the baseline."""
+    """Exclude cases that failed, disagreed, skipped all steps, diverged or lack the baseline."""
     good = {"losses": [2.0, 1.9]}
     records = [make_training_record(BASE, **good), make_training_record(FP16, step_ms=19, **good)]
     broken = make_training_record(TOPK, **{"step_ms": 5, **good, **changes})
@@ -65,7 +65,7 @@ def test_broken_cases_never_win(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("limit", "wins"), [(None, True), (0.2, True), (0.05, False)])
 def test_worse_loss_is_judged_where_asked_for(limit: float | None, wins: bool) -> None:
-    """Leave out what loses more than is allowed, whether an argument or the run says how much that is."""
+    """Exclude settings that lose more than the limit of an argument or the run."""
     records = [
         *launches_of(20, BASE, losses=[2.0] * 10),
         *launches_of(19, FP16, losses=[2.0] * 10),
@@ -76,7 +76,7 @@ def test_worse_loss_is_judged_where_asked_for(limit: float | None, wins: bool) -
 
 
 def test_group_with_most_ranks_decides() -> None:
-    """Recommend for the most ranks, and there for the batch named first, else the smallest."""
+    """Recommend for the most ranks, and there for the first or smallest batch."""
     records = [
         make_training_record(make_training_case(hook, world_size=ranks, batch_per_rank=batch))
         for hook in ("none", "fp16")
@@ -89,7 +89,7 @@ def test_group_with_most_ranks_decides() -> None:
 
 
 def test_nothing_to_confirm_without_a_baseline() -> None:
-    """Confirm nothing where the default did not train."""
+    """Confirm nothing if the default failed."""
     broken = make_training_record(BASE, status="failed", reason="no memory")
     assert [] == candidates([broken, make_training_record(FP16)], {})
     assert [] == candidates([], {})
@@ -99,7 +99,7 @@ def test_nothing_to_confirm_without_a_baseline() -> None:
 
 
 def test_clear_gain_is_a_change() -> None:
-    """Recommend what is faster beyond the margin, with its evidence."""
+    """Recommend a setting faster beyond the margin, with its evidence."""
     found = decide([*sweep(five=16), *fresh((FIVE, 16))])
     assert ("change", 6, "mlp", 2) == (found.verdict, found.launches, found.workload, found.world_size)
     assert (1.25, (1.25, 1.25)) == (pytest.approx(found.speedup), pytest.approx(found.speedup_ci))
@@ -112,7 +112,7 @@ def test_clear_gain_is_a_change() -> None:
 
 @pytest.mark.parametrize(("step_ms", "best"), [(20.02, "default"), (19.95, "5"), (30.0, "default")])
 def test_no_gain_keeps_the_default(step_ms: float, best: str) -> None:
-    """Keep the default where the alternative is shown to be as fast or slower."""
+    """Keep the default if the alternative is as fast or slower."""
     found = decide([*sweep(five=19), *fresh((FIVE, step_ms))])
     assert ("keep", best) == (found.verdict, found.best.bucket_cap_mb)
     assert keep_snippet() == found.snippet
@@ -121,7 +121,7 @@ def test_no_gain_keeps_the_default(step_ms: float, best: str) -> None:
 
 
 def test_wide_interval_is_inconclusive() -> None:
-    """Decide nothing where a gain is neither shown nor excluded."""
+    """Return inconclusive if a gain is neither shown nor excluded."""
     slow = make_training_launches([20 * factor for factor in (0.9, 0.92, 0.95, 0.99, 1.02, 1.05)], confirmed(FIVE))
     found = decide([*sweep(five=19), *fresh(), *slow])
     assert "inconclusive" == found.verdict
@@ -130,14 +130,14 @@ def test_wide_interval_is_inconclusive() -> None:
 
 
 def test_margin_counts() -> None:
-    """Call a sure gain of 1.5 % no reason to change, and one of 2.5 % a reason."""
+    """Keep the default at a sure gain of 1.5 %, and change at 2.5 %."""
     assert ["keep", "change"] == [
         decide([*sweep(five=19), *fresh((FIVE, 20 / gain))]).verdict for gain in (1.015, 1.025)
     ]
 
 
 def test_nothing_is_decided_without_fresh_launches() -> None:
-    """Name the fastest of the sweep and its speed, but claim no speedup."""
+    """Claim no speedup without confirmation."""
     found = decide(sweep(five=16, topk=10))
     assert ("inconclusive", None, None, 0) == (found.verdict, found.speedup, found.speedup_ci, found.launches)
     assert ("topk", "5") == (found.best.hook, found.best_uncompressed.bucket_cap_mb)
@@ -147,7 +147,7 @@ def test_nothing_is_decided_without_fresh_launches() -> None:
 
 
 def test_one_fresh_launch_decides_nothing() -> None:
-    """Claim nothing from one launch."""
+    """Claim no speedup from one launch."""
     records = [make_training_record(confirmed(BASE)), make_training_record(confirmed(FIVE), step_ms=10)]
     found = decide([*sweep(five=10), *records])
     assert ("inconclusive", None) == (found.verdict, found.speedup_ci)
@@ -155,7 +155,7 @@ def test_one_fresh_launch_decides_nothing() -> None:
 
 
 def test_two_launches_after_a_first_look_have_an_interval() -> None:
-    """Assume log-normal launches where there are too few for an interval of the level, and word it by their number."""
+    """Assume log-normal launches if they are too few for the level, and state their number."""
     ratios = [1.30, 1.31, 1.32, 1.33, 1.31, 1.32]
     records = [
         make_training_record(confirmed(case), launch=launch, step_ms=step_ms)
@@ -169,7 +169,7 @@ def test_two_launches_after_a_first_look_have_an_interval() -> None:
 
 
 def test_two_alternatives_are_judged_as_seldom_wrongly_as_one() -> None:
-    """Widen the intervals of both, so that a gain which one alone would just show is shown no more."""
+    """Widen both intervals of two alternatives."""
     just = [20.0 / ratio for ratio in (1.025, 1.03, 1.05, 1.10, 1.14, 1.15)]
     default, same = (make_training_launches([20.0] * 6, confirmed(case)) for case in (BASE, TOPK))
     alone = [*sweep(five=18), *default, *make_training_launches(just, confirmed(FIVE))]
@@ -181,7 +181,7 @@ def test_two_alternatives_are_judged_as_seldom_wrongly_as_one() -> None:
 
 
 def test_planned_launches_come_before_further_ones() -> None:
-    """Propose further launches only where all are made that were planned, by the run or up to the first look."""
+    """Propose further launches only after all planned ones."""
     pair = [([20.0] * 3, confirmed(BASE)), ([18.0, 21.0, 19.0], confirmed(FIVE))]
     records = [*sweep(five=19), *(record for steps, case in pair for record in make_training_launches(steps, case))]
     assert "more fresh launches" in decide(records).launch_advice or "quieter" in decide(records).launch_advice
@@ -190,13 +190,13 @@ def test_planned_launches_come_before_further_ones() -> None:
 
 
 def test_nothing_trained_recommends_nothing() -> None:
-    """Say nothing where there is nothing with DDP."""
+    """Return no recommendation without DDP steps."""
     assert recommend([], {}) is None
     assert recommend(launches_of(10, BASE.local()), {}) is None
 
 
 def test_default_alone_decides_nothing() -> None:
-    """Have nothing to compare where only the default was trained, or the others broke."""
+    """Return inconclusive if only the default succeeded."""
     alone = decide(sweep())
     assert ("inconclusive", "default", ()) == (alone.verdict, alone.best.bucket_cap_mb, alone.alternatives)
     broken = make_training_record(confirmed(TOPK), status="hung", reason="Rank 1 stopped.")
@@ -205,7 +205,7 @@ def test_default_alone_decides_nothing() -> None:
 
 
 def test_failed_default_decides_nothing() -> None:
-    """Compare with nothing where the default broke."""
+    """Return inconclusive if the default failed."""
     broken = make_training_record(confirmed(BASE), status="failed", reason="No memory.")
     found = decide([*sweep(five=10), broken, *launches_of(10, confirmed(FIVE))])
     assert ("inconclusive", None, None) == (found.verdict, found.baseline.step_ms, found.speedup)
@@ -214,7 +214,7 @@ def test_failed_default_decides_nothing() -> None:
 
 
 def test_faster_of_two_sure_gains_is_best() -> None:
-    """Name the fastest of all and the fastest without compression, each with its own evidence."""
+    """Name the fastest of all and the fastest without compression with separate evidence."""
     found = decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))])
     assert ("change", "topk", "5") == (found.verdict, found.best.hook, found.best_uncompressed.bucket_cap_mb)
     assert (20 / 12, 20 / 18) == (pytest.approx(found.speedup), pytest.approx(found.best_uncompressed.speedup))
@@ -222,14 +222,14 @@ def test_faster_of_two_sure_gains_is_best() -> None:
 
 
 def test_sure_gain_beats_a_larger_uncertain_one() -> None:
-    """Change to what is surely faster rather than to what may be."""
+    """Recommend a sure gain rather than a larger uncertain one."""
     uncertain = make_training_launches([8.0, 10.0, 12.0, 14.0, 20.0, 22.0], confirmed(TOPK))
     found = decide([*sweep(five=16, topk=12), *fresh((FIVE, 16)), *uncertain])
     assert ("change", "none", "5") == (found.verdict, found.best.hook, found.best.bucket_cap_mb)
 
 
 def test_default_is_kept_only_against_all() -> None:
-    """Stay undecided while one alternative may be faster."""
+    """Stay inconclusive while one alternative may be faster."""
     uncertain = make_training_launches([19.0, 19.1, 20.0, 20.1, 20.5, 20.6], confirmed(TOPK))
     found = decide([*sweep(five=19, topk=18), *fresh((FIVE, 20)), *uncertain])
     assert "inconclusive" == found.verdict
@@ -237,7 +237,7 @@ def test_default_is_kept_only_against_all() -> None:
 
 
 def test_steps_are_counted() -> None:
-    """Count all steps with DDP, and those of a sweep of everything asked for, without confirming what it finds."""
+    """Count all steps with DDP, and those of the full sweep without confirmation."""
     records = [*sweep(five=18, fp16=19), *fresh((FIVE, 18)), *launches_of(5, BASE.local())]
     found = decide(records)
     of_one = 3 * 22  # each of three launches has two further blocks of the default
@@ -301,19 +301,19 @@ def _launch(
 @pytest.mark.parametrize("hooks", [[], ["none"] * 4 + ["fp16"] * 8])
 @pytest.mark.parametrize("own", [0.005, 0.04])
 def test_twelve_equals_call_for_no_change(own: float, hooks: list[str]) -> None:
-    """Recommend a change among twelve copies of one setting in at most 5 % of runs (simulated more often: 0.4 %)."""
+    """Recommend a change among twelve equal settings in at most 5 % of runs."""
     verdicts = Counter(simulate([1.0] * 12, seed, own=own, hooks=hooks).verdict for seed in range(repetitions(100)))
     assert repetitions(100) * (0.05 + slack(0.05, 100)) >= verdicts["change"]
 
 
 def test_equals_are_shown_on_a_quiet_machine() -> None:
-    """Say that the default is as good, instead of nothing, where the machine allows it."""
+    """Show that the default is as good on a quiet machine."""
     verdicts = Counter(simulate([1.0] * 12, seed, own=0.005, restless=0.3).verdict for seed in range(repetitions(40)))
     assert repetitions(40) * (0.5 - slack(0.5, 40)) <= verdicts["keep"]
 
 
 def test_gain_of_a_tenth_is_found() -> None:
-    """Find the one configuration that is 10 % faster in at least 80 % of quick runs (simulated more often: 95 %)."""
+    """Recommend the one configuration that is 10 % faster in at least 80 % of quick runs."""
     gains = [1.1 if index == 7 else 1.0 for index in range(12)]
     found = [simulate(gains, 1000 + seed) for seed in range(repetitions(60))]
     right = [one for one in found if one.verdict == "change" and one.best.bucket_cap_mb == "7"]

@@ -1,4 +1,4 @@
-"""Tests of the experiment of a live tuning, on simulated machines: how often it errs, what it finds, when it ends."""
+"""Tests of the experiment of a live tuning on simulated machines: error rates, power, and length."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ STEPS = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """What makes the steps of a simulated machine differ."""
+    """The noise of a simulated machine's steps."""
 
     spread: float = 0.0
     """Standard deviation of the logarithm of a step, independent from step to step."""
@@ -58,7 +58,7 @@ NOISES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """A simulated tuning that is over."""
+    """A finished simulated tuning."""
 
     blocks: Sequence[Block]
     ending: str
@@ -70,22 +70,22 @@ class Tuning:
 
     @property
     def steps(self) -> int:
-        """All steps of the tuning."""
+        """Return all steps of the tuning."""
         return steps_of(self.blocks)
 
     @property
     def intervals(self) -> dict[int, Interval | None]:
-        """Of the speedup of each finalist."""
+        """Return the interval of each finalist's speedup."""
         return {setting: launch_interval(speedups, self.level) for setting, speedups in self.speedups.items()}
 
     @property
     def faster(self) -> list[int]:
-        """Finalists that call for a change."""
+        """Return the finalists that call for a change."""
         return [setting for setting, interval in self.intervals.items() if interval and interval.low > 1 + MARGIN]
 
     @property
     def verdict(self) -> str:
-        """The verdict of a recommendation."""
+        """Return the verdict of the recommendation."""
         if self.faster:
             return "change"
         highs = [interval.high if interval else math.inf for interval in self.intervals.values()]
@@ -134,7 +134,7 @@ def simulate(
 
 
 def simulate_many(speedups: Sequence[float], noise: Noise, runs: int, **conditions: float | None) -> list[Tuning]:
-    """Tune ``runs`` trainings, each with its own noise."""
+    """Tune ``runs`` trainings with independent noise."""
     return [simulate(speedups, noise, seed=seed, **conditions) for seed in range(runs)]
 
 
@@ -149,7 +149,7 @@ def rounds_of(blocks: Sequence[Block], size: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_equal_settings_seldom_call_for_a_change(noise: str) -> None:
-    """Say "change" of twelve equal settings in at most 5 % of 200 tunings."""
+    """Recommend a change of twelve equal settings in at most 5 % of 200 tunings."""
     tunings = simulate_many([1.0] * 12, NOISES[noise], repetitions(200))
     changes = sum(tuning.verdict == "change" for tuning in tunings) / len(tunings)
     assert changes <= 0.05
@@ -157,7 +157,7 @@ def test_equal_settings_seldom_call_for_a_change(noise: str) -> None:
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_a_gain_of_just_the_margin_seldom_calls_for_a_change(noise: str) -> None:
-    """Say "change" in at most 5 % of the tunings although they look several times."""
+    """Recommend a change in at most 5 % of tunings despite repeated looks."""
     runs = 200
     tunings = simulate_many([1.0, 1 + MARGIN], NOISES[noise], repetitions(runs))
     changes = sum(tuning.verdict == "change" for tuning in tunings) / len(tunings)
@@ -166,7 +166,7 @@ def test_a_gain_of_just_the_margin_seldom_calls_for_a_change(noise: str) -> None
 
 @pytest.mark.parametrize(("gain", "least"), [(1.05, 0.8), (1.1, 0.95), (1.3, 1.0)])
 def test_gains_are_found(gain: float, least: float) -> None:
-    """Find the only faster setting of eight where steps differ by 5 %."""
+    """Detect the one faster setting of eight with 5 % noise."""
     runs = 100
     tunings = simulate_many([1, 1, 1, gain, 1, 1, 1, 1], NOISES["lognormal"], repetitions(runs))
     assert sum(tuning.faster == [3] for tuning in tunings) / len(tunings) >= least - slack(least, runs)
@@ -174,7 +174,7 @@ def test_gains_are_found(gain: float, least: float) -> None:
 
 @pytest.mark.parametrize("settings", [6, 10])
 def test_a_large_gain_is_decided_within_200_steps(settings: int) -> None:
-    """Decide on a gain of 1.3 in 200 steps or fewer in nine of ten tunings, without any limit."""
+    """Decide a gain of 1.3 within 200 steps in nine of ten tunings."""
     tunings = simulate_many([1.0, 1.3, *[1.0] * (settings - 2)], NOISES["lognormal"], repetitions(100))
     quick = [
         tuning
@@ -185,7 +185,7 @@ def test_a_large_gain_is_decided_within_200_steps(settings: int) -> None:
 
 
 def test_intervals_hold_the_true_speedup() -> None:
-    """Contain the true speedup in 95 of 100 tunings, however many looks they took."""
+    """Cover the true speedup in 95 of 100 tunings, whatever the number of looks."""
     tunings = simulate_many([1.0, 1.06], NOISES["all"], repetitions(200))
     intervals = [tuning.intervals[1] for tuning in tunings]
     held = sum(interval is not None and interval.low <= 1.06 <= interval.high for interval in intervals)
@@ -195,7 +195,7 @@ def test_intervals_hold_the_true_speedup() -> None:
 @pytest.mark.parametrize("max_steps", [150, None])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_recommendation_agrees_with_the_experiment(max_steps: int | None, seed: int) -> None:
-    """Give the recommendation the same verdict, level and interval from the records of the tuning."""
+    """Return the same verdict, level and interval from the records."""
     settings = make_settings(3, make_training_case("fp16", cap="1"))
     tuning = simulate([1.0, 1.06, 1.0, 1.1], NOISES["two states"], seed=seed, settings=settings, max_steps=max_steps)
     records = [
@@ -216,7 +216,7 @@ def test_a_recommendation_agrees_with_the_experiment(max_steps: int | None, seed
 
 
 def test_drift_cancels() -> None:
-    """Keep the baseline on a machine that becomes steadily slower."""
+    """Keep the baseline on a machine that slows down steadily."""
     experiment = Experiment(make_settings(5), seed=3, max_steps=None)
     made = 0
     while block := experiment.next_block(made, None):
@@ -228,7 +228,7 @@ def test_drift_cancels() -> None:
 
 @pytest.mark.slow
 def test_operating_characteristics() -> None:
-    """Meet the bounds in all kinds of noise and with hooks; a failure prints the whole table."""
+    """Meet the error bounds under all noise types and with hooks."""
     hooked = [make_training_case("fp16", cap=str(cap)) for cap in range(1, 5)]
     plans = {
         "equal": ([1.0] * 12, make_settings(12), None, 0.0),
@@ -264,7 +264,7 @@ def test_operating_characteristics() -> None:
 
 
 def test_a_tuning_can_be_repeated() -> None:
-    """Choose the same blocks with the same seed and times, others with another seed."""
+    """Choose equal blocks for equal seeds and times only."""
     noise = NOISES["lognormal"]
     same = [simulate([1.0] * 6, noise, seed=4, max_steps=300).blocks for _ in range(2)]
     other = simulate([1.0] * 6, noise, seed=5, max_steps=300).blocks
@@ -273,7 +273,7 @@ def test_a_tuning_can_be_repeated() -> None:
 
 
 def test_every_round_has_the_baseline_and_an_order_of_its_own() -> None:
-    """Shuffle each round of the screening and of the fresh blocks; begin with the baseline, in a longer block."""
+    """Start each shuffled round with a longer block of the baseline."""
     tuning = simulate([1.0] * 4, NOISES["lognormal"], max_steps=600)
     assert tuning.blocks[0] == Block(0, SWEEP, FIRST_STEPS)
     screened = rounds_of([block for block in tuning.blocks if block.phase == SWEEP], 4)
@@ -285,21 +285,21 @@ def test_every_round_has_the_baseline_and_an_order_of_its_own() -> None:
 
 
 def test_a_clearly_slower_setting_is_tried_once() -> None:
-    """Leave out a setting after one round if its steps take twice as long."""
+    """Drop a setting after one round if it is half as fast."""
     tuning = simulate([1.0, 0.5, 1.0, 1.05], NOISES["lognormal"])
     assert Counter(block.setting for block in tuning.blocks)[1] == 1
 
 
 @pytest.mark.parametrize(("step_ms", "steps"), [(2.0, 60), (5.0, 38), (20.0, 8), (100.0, 3), (5000.0, 3)])
 def test_blocks_of_fast_steps_are_longer(step_ms: float, steps: int) -> None:
-    """Keep a block's end of about 3 ms small beside the block."""
+    """Make blocks long relative to their end of about 3 ms."""
     tuning = simulate([1.0, 1.2], Noise(), step_ms=step_ms)
     assert {block.steps for block in tuning.blocks[1:]} == {steps}
     assert tuning.ending == "decided"
 
 
 def test_few_steps_make_short_blocks() -> None:
-    """Divide a small limit into many blocks, although their ends cost more of it then."""
+    """Divide a small limit into many blocks."""
     tuning = simulate([1.0] * 8, NOISES["lognormal"], step_ms=5.0, max_steps=200)
     assert tuning.blocks[1].steps == FEWEST_STEPS
 
@@ -310,7 +310,7 @@ def test_few_steps_make_short_blocks() -> None:
 @pytest.mark.parametrize("max_steps", [0, 1, 9, 10, 37, 100, 200, 1000])
 @pytest.mark.parametrize("noise", ["quiet", "all"])
 def test_no_limit_of_steps_is_exceeded(max_steps: int, noise: str) -> None:
-    """End within the limit and leave more than half of it to the fresh blocks."""
+    """End within the limit, with more than half of it for confirmation."""
     tuning = simulate([1.0] * 10, NOISES[noise], max_steps=max_steps)
     assert tuning.steps <= max_steps
     assert tuning.ending in {"steps", "decided"}
@@ -322,7 +322,7 @@ def test_no_limit_of_steps_is_exceeded(max_steps: int, noise: str) -> None:
 
 @pytest.mark.parametrize("time_limit_s", [-1.0, 0.0, 0.5, 5.0, 30.0])
 def test_no_limit_of_time_is_exceeded(time_limit_s: float) -> None:
-    """End within the time except for the first block, whose time nobody knows."""
+    """End within the time limit, except for the first block."""
     tuning = simulate([1.0] * 10, NOISES["lognormal"], time_limit_s=time_limit_s)
     assert 0.1 * steps_of(tuning.blocks[1:]) <= 1.1 * max(time_limit_s, 0)
     assert tuning.ending == "time"
@@ -331,7 +331,7 @@ def test_no_limit_of_time_is_exceeded(time_limit_s: float) -> None:
 
 
 def test_a_tuning_without_limits_ends() -> None:
-    """End after 2000 steps or the last look, however near the margin a gain is."""
+    """End after 2000 steps or the last look."""
     tunings = simulate_many([1.0, 1 + MARGIN], NOISES["all"], 8)
     assert {tuning.ending for tuning in tunings} <= {"undecided", "decided"}
     assert "undecided" in {tuning.ending for tuning in tunings}
@@ -339,7 +339,7 @@ def test_a_tuning_without_limits_ends() -> None:
 
 
 def test_the_last_look_ends_a_tuning() -> None:
-    """Stay undecided where steps and time are left but no look is."""
+    """End inconclusive after the last look, although steps and time remain."""
     tuning = simulate([1.0, 1.02], NOISES["lognormal"], max_steps=STEPS)
     assert tuning.ending == "undecided"
     assert len(tuning.speedups[1]) == LIVE_LOOKS[-1]
@@ -349,7 +349,7 @@ def test_the_last_look_ends_a_tuning() -> None:
 
 
 def test_the_best_safe_setting_is_confirmed_too() -> None:
-    """Confirm the fastest of all and the fastest that leaves learning as it is, at the level of two alternatives."""
+    """Confirm the fastest of all and the fastest without effect on learning, at the level of two."""
     settings = make_settings(3, make_training_case("fp16", cap="1"), make_training_case("fp16", cap="2"))
     tuning = simulate([1.0, 1.15, 1.0, 1.3, 1.6], NOISES["lognormal"], settings=settings)
     assert tuning.faster == [1, 4]
@@ -358,7 +358,7 @@ def test_the_best_safe_setting_is_confirmed_too() -> None:
 
 
 def test_a_safe_setting_without_gain_is_not_confirmed() -> None:
-    """Confirm only the fastest where buckets gain nothing."""
+    """Confirm only the fastest if buckets gain nothing."""
     settings = make_settings(3, make_training_case("fp16", cap="1"))
     tuning = simulate([1.0, 0.9, 0.8, 1.3], NOISES["quiet"], settings=settings)
     assert list(tuning.speedups) == [3]
@@ -366,7 +366,7 @@ def test_a_safe_setting_without_gain_is_not_confirmed() -> None:
 
 
 def test_a_safe_setting_gets_one_more_look_when_the_best_is_decided() -> None:
-    """End soon after the fastest is found, although the gain of the other lies at the margin."""
+    """End soon after the fastest is decided, although the other is near the margin."""
     settings = make_settings(2, make_training_case("fp16", cap="1"))
     tuning = simulate([1.0, 1.025, 1.5], NOISES["lognormal"], settings=settings)
     assert tuning.ending == "decided"
@@ -374,7 +374,7 @@ def test_a_safe_setting_gets_one_more_look_when_the_best_is_decided() -> None:
 
 
 def test_a_safe_best_setting_is_confirmed_alone() -> None:
-    """Confirm one setting where the fastest of all leaves learning as it is."""
+    """Confirm one setting if the fastest has no effect on learning."""
     settings = make_settings(3, make_training_case("fp16", cap="1"))
     tuning = simulate([1.0, 1.4, 1.0, 1.1], NOISES["lognormal"], settings=settings)
     assert tuning.faster == list(tuning.speedups) == [1]
@@ -396,7 +396,7 @@ def begin(count: int = 4) -> tuple[Experiment, Block]:
 
 @pytest.mark.parametrize("steps_ms", [[], [100.0]])
 def test_a_disturbed_block_is_repeated(steps_ms: list[float]) -> None:
-    """Train it again if fewer than half of its steps count."""
+    """Repeat a block with fewer than half valid steps."""
     experiment, block = begin()
     experiment.add(block, steps_ms)
     assert experiment.next_block(15, None) == block
@@ -405,7 +405,7 @@ def test_a_disturbed_block_is_repeated(steps_ms: list[float]) -> None:
 
 
 def test_a_setting_that_is_always_disturbed_is_left_out() -> None:
-    """Go on with the others after a few tries."""
+    """Drop a setting after a few disturbed blocks."""
     experiment, block = begin()
     for _ in range(MOST_TRIES):
         assert experiment.next_block(15, None) == block
@@ -416,7 +416,7 @@ def test_a_setting_that_is_always_disturbed_is_left_out() -> None:
 
 
 def test_a_baseline_that_is_always_disturbed_ends_the_tuning() -> None:
-    """Compare nothing without it."""
+    """End the tuning if the baseline is always disturbed."""
     experiment = Experiment(make_settings(3), seed=1, max_steps=None)
     for _ in range(MOST_TRIES):
         block = experiment.next_block(0, None)
@@ -427,7 +427,7 @@ def test_a_baseline_that_is_always_disturbed_ends_the_tuning() -> None:
 
 
 def test_a_setting_left_out_never_returns() -> None:
-    """Ignore its block, and try it no more."""
+    """Ignore a dropped setting's block, and never try it again."""
     experiment, block = begin()
     experiment.leave_out(block.setting)
     experiment.add(block, [1.0] * block.steps)
@@ -440,7 +440,7 @@ def test_a_setting_left_out_never_returns() -> None:
 
 
 def test_a_tuning_whose_alternatives_are_all_left_out_ends() -> None:
-    """Say that there is nothing to compare, in the screening and among fresh blocks."""
+    """End without comparison if all alternatives are dropped."""
     experiment, _ = begin()
     for setting in (1, 2, 3):
         experiment.leave_out(setting)
@@ -454,13 +454,13 @@ def test_a_tuning_whose_alternatives_are_all_left_out_ends() -> None:
 
 
 def test_one_setting_is_nothing_to_compare() -> None:
-    """End at once where there is only the script's own setting."""
+    """End at once with the script's own setting only."""
     experiment = Experiment(make_settings(1), seed=0, max_steps=None)
     assert (experiment.next_block(0, None), experiment.ending) == (None, "nothing")
 
 
 def test_ranks_import_the_experiment_without_heavy_libraries() -> None:
-    """Load neither torch nor scipy nor pandas."""
+    """Import the experiment without torch, scipy and pandas."""
     code = (
         "import sys, commbench.tuner.experiment; "
         "print([name for name in ('torch', 'scipy', 'pandas', 'matplotlib') if name in sys.modules])"

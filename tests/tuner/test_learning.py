@@ -1,4 +1,4 @@
-"""Tests of --max-accuracy-loss: what may lose too much, with how many launches, and how that is said."""
+"""Tests of --max-accuracy-loss: which settings it excludes, and the messages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ ALLOWED = 0.01
 
 
 def trained(case: TrainingCase, ends: Sequence[float], metric: str = "accuracy") -> Trained:
-    """Return a configuration whose metric, or whose loss where that has no name, ended so in each launch."""
+    """Return a configuration with the final metric, or loss, of each launch."""
     launches = make_training_launches([20.0] * len(ends), case)
     for record, end in zip(launches, ends, strict=True):
         learnt = {"metric_name": metric, "metrics": [(5, 0.1), (20, end)]} if metric else {"losses": [end] * 20}
@@ -30,7 +30,7 @@ def trained(case: TrainingCase, ends: Sequence[float], metric: str = "accuracy")
 def warning(
     case: TrainingCase, ends: Sequence[float], base: Sequence[float], *, is_decision: bool, **named: Any
 ) -> str:
-    """Return what speaks against a configuration where 0.01 may be lost."""
+    """Return the reason against a configuration for a limit of 0.01."""
     one, baseline = trained(case, ends, **named), trained(BASE, base, **named)
     return accuracy_warning(one, baseline, equal_losses([one, baseline]), ALLOWED, is_decision=is_decision)
 
@@ -39,7 +39,7 @@ def warning(
     ("metric", "worse", "better", "word"), [("accuracy", 0.88, 0.92, "lower"), ("loss", 0.92, 0.88, "higher")]
 )
 def test_metric_has_a_direction(metric: str, worse: float, better: float, word: str) -> None:
-    """Leave out what ends worse by more than is allowed, which is higher for a loss and lower for anything else."""
+    """Exclude a higher loss or a lower metric beyond the limit."""
     said = warning(TOPK, [worse] * 3, [0.9] * 3, is_decision=False, metric=metric)
     assert f"its {metric} is 0.02 {word} and 0.01 is allowed" == said
     assert "" == warning(TOPK, [better] * 3, [0.9] * 3, is_decision=False, metric=metric)
@@ -47,7 +47,7 @@ def test_metric_has_a_direction(metric: str, worse: float, better: float, word: 
 
 @pytest.mark.parametrize(("metric", "scale"), [("accuracy", 1.0), ("perplexity", 5000.0)])
 def test_launches_are_paired(metric: str, scale: float) -> None:
-    """Compare with the baseline of the same launch: seeds differ more than settings, in whatever unit."""
+    """Compare with the baseline of the same launch."""
     base = [scale * value for value in (0.5, 0.7, 0.9, 0.6, 0.8, 0.75)]
     own = [value - 0.005 for value in base]
     assert "" == warning(TOPK, own, base, is_decision=True, metric=metric)
@@ -55,7 +55,7 @@ def test_launches_are_paired(metric: str, scale: float) -> None:
 
 
 def test_seeking_asks_for_the_median_and_deciding_for_a_bound() -> None:
-    """Let a setting with one bad launch of six be sought and confirmed, and not recommended."""
+    """Confirm by the median, and recommend by a bound."""
     base, own = [0.9] * 6, [0.9, 0.9, 0.9, 0.9, 0.9, 0.87]
     assert "" == warning(TOPK, own, base, is_decision=False)
     assert "its accuracy may be 0.03 lower and 0.01 is allowed" == warning(TOPK, own, base, is_decision=True)
@@ -63,7 +63,7 @@ def test_seeking_asks_for_the_median_and_deciding_for_a_bound() -> None:
 
 @pytest.mark.parametrize(("launches", "passes"), [(1, False), (2, False), (5, True), (6, True)])
 def test_few_launches_bound_little(launches: int, passes: bool) -> None:
-    """Recommend nothing on the word of one launch, nor of two that differ."""
+    """Recommend nothing on one launch, or on two that differ."""
     base = [0.9] * launches
     own = [0.9 - 0.002 * (launch % 2) for launch in range(launches)]
     assert passes == (warning(TOPK, own, base, is_decision=True) == "")
@@ -71,7 +71,7 @@ def test_few_launches_bound_little(launches: int, passes: bool) -> None:
 
 
 def test_loss_counts_as_a_share() -> None:
-    """Hold the loss after equal steps against the baseline's where there is no metric."""
+    """Compare the loss after equal steps relative to the baseline's without a metric."""
     assert "" == warning(TOPK, [2.01] * 6, [2.0] * 6, is_decision=True, metric="")
     said = warning(TOPK, [2.04] * 6, [2.0] * 6, is_decision=True, metric="")
     assert "its loss after equal steps may be 2 % higher and 1 % is allowed" == said
@@ -79,7 +79,7 @@ def test_loss_counts_as_a_share() -> None:
 
 @pytest.mark.parametrize("changes", [{"hook": "fp16"}, {"precision": "amp-bf16"}, {"accumulation": 2}])
 def test_unseen_learning_is_not_trusted(changes: dict[str, Any]) -> None:
-    """Leave out what alters learning where nothing shows it."""
+    """Exclude settings that change learning without evidence."""
     case = make_training_case(**changes)
     one, base = (Trained(case=of, records=make_training_launches([20.0] * 6, of)) for of in (case, BASE))
     assert "neither a metric nor a loss" in accuracy_warning(one, base, {}, ALLOWED, is_decision=False)
@@ -87,17 +87,17 @@ def test_unseen_learning_is_not_trusted(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("changes", [{"cap": "5"}, {"bucket_view": True}, {"static_graph": True}])
 def test_buckets_are_not_judged(changes: dict[str, Any]) -> None:
-    """Let bucket sizes and DDP's switches pass, whatever noise there is."""
+    """Accept bucket sizes and DDP's switches despite noise."""
     assert "" == warning(make_training_case(**changes), [0.5] * 6, [0.9] * 6, is_decision=True)
 
 
 def test_diverged_metric_is_left_out() -> None:
-    """Do not take NaN for little."""
+    """Exclude NaN."""
     assert "not finite" in warning(TOPK, [float("nan"), 0.9, 0.9], [0.9] * 3, is_decision=False)
 
 
 def test_interval_of_differences() -> None:
-    """Be Student's t below six launches and order statistics from there, for differences of either sign."""
+    """Use Student's t below six launches and order statistics from six on."""
     few = difference_interval([-1.0, 1.0])
     assert few is not None
     assert (-12.706, 12.706) == (pytest.approx(few.low), pytest.approx(few.high))
@@ -109,7 +109,7 @@ def test_interval_of_differences() -> None:
 
 
 def test_interval_covers() -> None:
-    """Hold the true median in at least 94 % of simulated sets of 2 to 6 launches."""
+    """Cover the true median in at least 94 % of simulated sets of 2 to 6 launches."""
     generator = np.random.default_rng(1)
     for launches in range(2, 7):
         found = [difference_interval(generator.normal(0.2, 1, launches).tolist()) for _ in range(2000)]
@@ -121,7 +121,7 @@ def test_interval_covers() -> None:
 
 
 def launches(case: TrainingCase, step_ms: float, end: float, worst: float | None = None) -> list[TrainingRecord]:
-    """Return six launches whose accuracy ends at ``end``, in the last one at ``worst``."""
+    """Return six launches with final accuracy ``end``, and ``worst`` in the last one."""
     made = make_training_launches([step_ms * factor for factor in EVEN], case, metric_name="accuracy")
     for record in made:
         record.__dict__["metrics"] = [(20, worst if worst is not None and record.launch == 5 else end)]
@@ -129,7 +129,7 @@ def launches(case: TrainingCase, step_ms: float, end: float, worst: float | None
 
 
 def recommended(**info: Any) -> Recommendation:
-    """Return what follows where top-k is fastest and accurate but for one fresh launch, and fp16 is inaccurate."""
+    """Return the recommendation if top-k is fastest but once inaccurate, and fp16 is inaccurate."""
     both = ((BASE, 20.0, 0.9), (FIVE, 17.0, 0.9), (TOPK, 10.0, 0.895), (FP16, 12.0, 0.8))
     sought = [record for case, step_ms, end in both for record in launches(case, step_ms, end)]
     fresh = [record for case, step_ms, end in both[:2] for record in launches(confirmed(case), step_ms, end)]
@@ -137,7 +137,7 @@ def recommended(**info: Any) -> Recommendation:
 
 
 def test_limit_turns_the_recommendation() -> None:
-    """Fall back on the fastest setting that does not alter learning, and say why the faster ones were left out."""
+    """Recommend the fastest setting within the limit, and state why faster ones were excluded."""
     assert "topk" == recommended().best.hook
     assert "topk" == recommended(max_accuracy_loss=0.03).best.hook
     found = recommended(max_accuracy_loss=0.01)
@@ -151,13 +151,13 @@ def test_limit_turns_the_recommendation() -> None:
 
 
 def test_a_limit_that_excludes_nothing_is_reported() -> None:
-    """Mention the limit only if one was requested."""
+    """Mention the limit only if requested."""
     assert "nothing was left out" in paragraph(recommended(max_accuracy_loss=0.2))
     assert "of accuracy" not in paragraph(recommended())
 
 
 def test_costly_settings_are_not_confirmed() -> None:
-    """Spend no fresh launches on what already lost too much in the sweep."""
+    """Confirm no setting that exceeded the limit in the sweep."""
     sought = [
         record
         for case, step_ms, end in ((BASE, 20.0, 0.9), (FIVE, 17.0, 0.9), (FP16, 10.0, 0.8))

@@ -1,4 +1,4 @@
-"""Tests of what is recommended from a live tuning, and how it is worded."""
+"""Tests of the recommendation of a live tuning and its text."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ ROUNDS = 12
 
 
 def decide(records: Sequence[TrainingRecord], own: TrainingCase = OWN, **info: Any) -> Recommendation:
-    """Return what is recommended from records of a live tuning."""
+    """Return the recommendation for records of a live tuning."""
     found = recommend(records, {"plan": {"live": True}, "baseline": own.key, **info})
     assert found is not None
     return found
@@ -28,13 +28,13 @@ def decide(records: Sequence[TrainingRecord], own: TrainingCase = OWN, **info: A
 def fresh(
     case: TrainingCase, step_ms: float, *, launch: int = 0, rounds: int = ROUNDS, spread: float = 0.01
 ) -> TrainingRecord:
-    """Return fresh blocks that differ by up to ``spread``."""
+    """Return confirmation blocks that differ by up to ``spread``."""
     medians_ms = [step_ms * (1 + spread * (number % 5) / 4) for number in range(rounds)]
     return make_blocks(dataclasses.replace(case, phase=CONFIRM), medians_ms, launch=launch)
 
 
 def test_a_change_is_worded_in_blocks() -> None:
-    """Name blocks, launch, the script's own setting, the level of all looks, and that one launch is not all."""
+    """State blocks, launch, the script's setting, the level, and that there is one launch."""
     found = decide([fresh(OWN, 100), fresh(FIVE, 76.5)])
     text = paragraph(found)
     assert "train.py on 2 ranks: change to 5 MiB buckets." == headline(found)
@@ -55,20 +55,20 @@ def test_a_change_is_worded_in_blocks() -> None:
     ],
 )
 def test_verdicts_name_the_script_s_own_setting(five: TrainingRecord, verdict: str, action: str) -> None:
-    """Keep what the script has, whatever DDP's default is."""
+    """Keep the script's setting, whatever DDP's default is."""
     found = decide([fresh(OWN, 100), five])
     assert (verdict, f"train.py on 2 ranks: {action}") == (found.verdict, headline(found))
     assert ("keep the script as it is" in found.snippet) == (verdict != "change")
 
 
 def test_few_blocks_give_a_warning() -> None:
-    """State that the interval of a few blocks assumes a distribution."""
+    """Warn that the interval of a few blocks assumes a distribution."""
     found = decide([fresh(OWN, 100, rounds=4), fresh(FIVE, 50, rounds=4)])
     assert "only 4 fresh blocks, so the interval assumes log-normal times" in found.warnings
 
 
 def test_one_block_shows_nothing() -> None:
-    """Give no interval, and no launch for a reason."""
+    """Return no interval for one block."""
     found = decide([fresh(OWN, 100, rounds=1), fresh(FIVE, 50, rounds=1)])
     assert ("inconclusive", None) == (found.verdict, found.speedup_ci)
     assert "was measured again in 1 block only" in found.reason
@@ -84,13 +84,13 @@ def test_the_screening_alone_decides_nothing() -> None:
 
 
 def in_launches(launches: int) -> list[TrainingRecord]:
-    """Return fresh blocks of two settings in launches that differ a little."""
+    """Return confirmation blocks of two settings in launches that differ slightly."""
     settings = ((OWN, 100.0), (FIVE, 80.0))
     return [fresh(case, ms + n, launch=n) for n in range(launches) for case, ms in settings]
 
 
 def test_few_launches_are_judged_over_their_blocks() -> None:
-    """Pool the blocks, at the level of the looks of all launches, and say that there are few launches."""
+    """Pool the blocks of few launches, at the level of all looks, and warn."""
     found = decide(in_launches(3))
     assert (3, 3 * ROUNDS, live_level_of(1, 3), "change") == (found.launches, found.blocks, found.level, found.verdict)
     assert found.reason.startswith("In 36 fresh blocks of 3 launches 5 MiB buckets ran 1.247 times")
@@ -99,13 +99,13 @@ def test_few_launches_are_judged_over_their_blocks() -> None:
 
 
 def test_launches_that_disagree_decide_nothing() -> None:
-    """Conclude no change if the setting is faster in one launch and slower in the other."""
+    """Return inconclusive if launches disagree."""
     records = [fresh(OWN, 100), fresh(FIVE, 80), fresh(OWN, 100, launch=1), fresh(FIVE, 105, launch=1)]
     assert "inconclusive" == decide(records).verdict
 
 
 def test_four_launches_are_judged_over_launches() -> None:
-    """Pair launches, at the level of one look, and say that there are few."""
+    """Pair four launches at the level of one look, and warn."""
     found = decide(in_launches(4))
     assert (4, 0, 0.95, "change") == (found.launches, found.blocks, found.level, found.verdict)
     assert found.reason.startswith("In the fresh blocks of 4 launches 5 MiB buckets ran 1.245 times")
@@ -114,7 +114,7 @@ def test_four_launches_are_judged_over_launches() -> None:
 
 
 def test_alternatives_of_different_launches_are_each_compared_in_their_own() -> None:
-    """Judge by blocks what one launch has, beside what several have."""
+    """Judge each alternative over the launches that measured it."""
     ten = with_cap("10")
     records = [*(fresh(case, ms) for case, ms in ((OWN, 100), (FIVE, 80)))]
     records += [fresh(case, ms, launch=1) for case, ms in ((OWN, 100), (ten, 90))]
@@ -126,7 +126,7 @@ def test_alternatives_of_different_launches_are_each_compared_in_their_own() -> 
 
 
 def test_what_leaves_learning_as_it_is_comes_first() -> None:
-    """Recommend a hook that was allowed behind the best bucket size, each with its own lines."""
+    """List the best bucket size before an allowed hook, each with its lines."""
     found = decide([fresh(OWN, 100), fresh(FIVE, 80), fresh(FP16, 60)], framework="lightning")
     assert headline(found).endswith(
         "change to 5 MiB buckets, which leaves learning as it is, or change to fp16 with default buckets, which alters "
@@ -141,7 +141,7 @@ def test_what_leaves_learning_as_it_is_comes_first() -> None:
 
 
 def test_an_untrained_baseline_gives_no_recommendation() -> None:
-    """Recommend nothing if the script's own setting has no time."""
+    """Recommend nothing if the script's setting has no time."""
     found = decide([fresh(FIVE, 80)])
     assert not found.has_baseline
     assert found.reason.startswith("The script's own setting did not train")

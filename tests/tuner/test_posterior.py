@@ -1,4 +1,4 @@
-"""Tests of how far predictions and launches err, and of what both together say."""
+"""Tests of the errors of predictions and launches, and of the posterior of both."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ from commbench.tuner.choice import (
 
 
 def test_the_spread_of_short_blocks_follows_from_their_steps() -> None:
-    """Simulate the ratio of two blocks' medians."""
+    """Match the simulated ratio of two blocks' medians."""
     rng = np.random.default_rng(5)
     steps_ms = 100 * np.exp(0.1 * rng.standard_normal((4000, 15)))
     records = [_block(list(steps)) for steps in steps_ms[:200]]
@@ -36,7 +36,7 @@ def _block(steps_ms: list[float]) -> TrainingRecord:
 
 
 def test_long_collectives_count_most() -> None:
-    """Weigh the spread over launches by the time that is spent."""
+    """Weight the spread over launches by time."""
     long, short = make_case(message_bytes=2**20), make_case(message_bytes=8)
     records = [make_record(long, launch=i, time_us=us) for i, us in enumerate((900.0, 1000.0, 1100.0))]
     assert 0.1 == pytest.approx(network_spread(records))
@@ -46,7 +46,7 @@ def test_long_collectives_count_most() -> None:
 
 
 def test_the_spread_of_launches_moves_from_prior_to_data() -> None:
-    """Start at the prior or expected value and approach the observed one."""
+    """Move the spread from the prior to the observed value."""
     assert LAUNCH_SPREAD[0] == pytest.approx(launch_spread([{0: 1.0}], 0.01))
     assert 0.2 == pytest.approx(launch_spread([], 0.2))
     rng = np.random.default_rng(1)
@@ -55,7 +55,7 @@ def test_the_spread_of_launches_moves_from_prior_to_data() -> None:
 
 
 def test_nothing_measured_leaves_the_predictions() -> None:
-    """Return them, with the error that is believed."""
+    """Return the predictions with the prior error without measurements."""
     ratios, errors, error = combine(np.array([-0.2, 0.1]), [{}, {}], 0.03)
     assert [-0.2, 0.1] == pytest.approx(ratios.tolist())
     assert [MODEL_ERROR[0]] * 2 == pytest.approx(errors.tolist())
@@ -64,7 +64,7 @@ def test_nothing_measured_leaves_the_predictions() -> None:
 
 @pytest.mark.parametrize("true_error", [0.05, 0.3])
 def test_the_models_error_is_found_though_settings_share_the_default(true_error: float) -> None:
-    """Simulate: misses of steps and the default's, and launches that have a default in common."""
+    """Recover the model's error in simulations with a shared default."""
     rng, found, inside = np.random.default_rng(3), [], []
     settings, spread = 40, 0.04
     for _ in range(200):
@@ -81,7 +81,7 @@ def test_the_models_error_is_found_though_settings_share_the_default(true_error:
 
 
 def test_noise_is_no_error_of_the_model() -> None:
-    """Take nothing of a miss for the model's that launches by themselves explain."""
+    """Attribute misses within the launches' noise to noise."""
     measured = [{0: 0.03}, {0: -0.02}, {0: 0.01}] * 20
     *_, error = combine(np.zeros(60), measured, 0.03)
     assert LEAST_MODEL_ERROR <= error < 0.02

@@ -1,4 +1,4 @@
-"""Tests of predictions beside their measurements: the rows of ``predictions.csv``, their errors, and the table."""
+"""Tests of predictions.csv: rows, errors and the printed table."""
 
 import dataclasses
 import io
@@ -17,13 +17,13 @@ from commbench.tuner.predictions import PREDICTION_COLUMNS, PredictionRow, held_
 
 
 def rows_of(world: World, records: list[AnyRecord]) -> list[PredictionRow]:
-    """Return the rows of a run of such records."""
+    """Return the rows of a run of these records."""
     info = {"run_id": "r", **world.plan.info}
     return prediction_rows(collective_records(records), training_records(records), info)
 
 
 def printed(rows: list[PredictionRow]) -> str:
-    """Return what people see."""
+    """Return the printed table."""
     console = Console(file=io.StringIO(), width=120)
     for part in render_predictions(rows):
         console.print(part)
@@ -32,7 +32,7 @@ def printed(rows: list[PredictionRow]) -> str:
 
 
 def test_every_candidate_has_a_row_with_its_measurement() -> None:
-    """Mark unmeasured settings, and settings that predictions were fitted to."""
+    """Mark unmeasured settings, and those that predictions were fitted to."""
     world, records = default_world(), default_play().records
     rows = {(row.hook, row.bucket_cap_mb): row for row in rows_of(world, records)}
     assert 36 == len(rows)
@@ -61,7 +61,7 @@ def test_every_candidate_has_a_row_with_its_measurement() -> None:
 
 
 def test_predictions_rest_on_the_calibration_alone() -> None:
-    """Leave them as they are whatever the rounds measure, so that the error is that of predictions."""
+    """Keep predictions unchanged by later rounds."""
     world, records = default_world(), default_play().records
     slower = [
         dataclasses.replace(r, step_ms=[3 * ms for ms in r.step_ms])
@@ -74,7 +74,7 @@ def test_predictions_rest_on_the_calibration_alone() -> None:
 
 
 def test_errors_come_from_held_out_settings_only() -> None:
-    """Take medians of absolute errors of steps and of speedups."""
+    """Return median absolute errors of held-out steps and speedups."""
 
     def row(used: str, error: float | None, predicted: float, measured: float | None, **more: str) -> PredictionRow:
         return PredictionRow(used=used, error=error, predicted_speedup=predicted, speedup=measured, **more)
@@ -96,7 +96,7 @@ def test_errors_come_from_held_out_settings_only() -> None:
 
 @pytest.mark.parametrize("lacks", ["network", "calibration", "candidates"])
 def test_there_are_no_rows_before_there_is_a_prediction(lacks: str) -> None:
-    """Wait for network and calibration; other runs have none."""
+    """Write no rows before network and calibration, or for other runs."""
     world = default_world()
     records = play(world, stages=2).records
     collectives, trainings, info = collective_records(records), training_records(records), dict(world.plan.info)
@@ -110,7 +110,7 @@ def test_there_are_no_rows_before_there_is_a_prediction(lacks: str) -> None:
 
 
 def test_a_run_without_rounds_has_the_calibrated_steps() -> None:
-    """Use the calibration's measurements."""
+    """Use the calibration's measurements without rounds."""
     world = World(plan=make_plan(), link=Link(gbit=4000.0, latency_us=1.0), misfit=0.0, noise=0.004)
     records = play(world).records
     assert not [r for r in training_records(records) if r.case.phase == SWEEP]
@@ -122,7 +122,7 @@ def test_a_run_without_rounds_has_the_calibrated_steps() -> None:
 
 
 def test_the_table_is_short() -> None:
-    """Show what was measured and the best of the rest, the fastest first, with the error in the title."""
+    """Print measured settings and the best others, fastest first, with the error in the title."""
     world = World(plan=make_plan(), misfit=0.0)
     rows = rows_of(world, play(world).records)
     text = printed(rows)
@@ -139,7 +139,7 @@ def test_the_table_is_short() -> None:
 
 
 def test_the_cost_is_a_share_of_the_full_sweep() -> None:
-    """Name both numbers."""
+    """Print both numbers of steps."""
     found = recommendation_of({})
     text = render_cost(dataclasses.replace(found, measured_steps=180, exhaustive_steps=960)).plain
     assert "Measured 180 steps, 19 % of the 960 that a full sweep of these settings takes." == text
@@ -151,7 +151,7 @@ def test_the_cost_is_a_share_of_the_full_sweep() -> None:
 
 
 def test_the_file_has_the_columns_in_order() -> None:
-    """Write empty cells where nothing was measured."""
+    """Write empty cells for unmeasured settings."""
     world = default_world()
     text = csv_text(rows_of(world, play(world, stages=2).records), PREDICTION_COLUMNS)
     header, first, *others = text.splitlines()

@@ -1,4 +1,4 @@
-"""Tests of which settings are measured next, on predictions and launches made by hand."""
+"""Tests of which settings are measured next, with given predictions and launches."""
 
 import dataclasses
 import math
@@ -38,7 +38,7 @@ def predict(
 
 
 def measure(steps_ms: Mapping[tuple[str, str], Sequence[float]], base_ms: float = 100.0) -> list[TrainingRecord]:
-    """Return records of launches, with the default in each."""
+    """Return records of launches, each with the default."""
     launches = max(map(len, steps_ms.values()), default=0)
     records = [make_training_record(BASE, launch=launch, step_ms=base_ms) for launch in range(launches)]
     return records + [
@@ -52,17 +52,17 @@ def stand(
     predicted: Mapping[tuple[str, str], float] = PREDICTED,
     measured: Mapping[tuple[str, str], Sequence[float]] | None = None,
 ) -> Standing:
-    """Return how settings stand."""
+    """Return the posterior of the settings."""
     return Standing.of(predict(predicted), measure(measured or {}), BASE)
 
 
 def names(cases: Sequence[TrainingCase]) -> list[tuple[str, str]]:
-    """Hook and bucket size."""
+    """Return hook and bucket size."""
     return [(case.hook_name, case.bucket_cap_mb) for case in cases]
 
 
 def test_unmeasured_settings_stand_as_predicted() -> None:
-    """Order them by prediction, with the error that is believed of a model beforehand."""
+    """Order unmeasured settings by prediction, with the prior error."""
     standing = stand()
     assert [name for name, _ in sorted(PREDICTED.items(), key=lambda item: item[1])] == names(
         [one.case for one in standing.estimates]
@@ -75,7 +75,7 @@ def test_unmeasured_settings_stand_as_predicted() -> None:
 
 
 def test_measurements_outweigh_predictions_the_more_there_are() -> None:
-    """Move from what was predicted to what was measured."""
+    """Move from predictions to measurements as these increase."""
     moved = []
     for launches in (1, 2, 8):
         (one,) = [e for e in stand(measured={("fp16", "5"): [95.0] * launches}).estimates if e.by_launch]
@@ -95,7 +95,7 @@ def test_an_accurate_model_gets_more_weight() -> None:
 
 
 def test_a_disturbed_default_is_one_miss_and_shifts_all() -> None:
-    """Put down to the default what all settings have in common: their order stays, measured or not."""
+    """Attribute a common shift to the default, and keep the order."""
     others = {name: [ms * 1.4] for name, ms in PREDICTED.items() if name != ("fp16", "25")}
     standing = stand(measured=others)
     assert standing.model_error < 0.2  # 0.28 if every setting had missed by itself
@@ -106,7 +106,7 @@ def test_a_disturbed_default_is_one_miss_and_shifts_all() -> None:
 
 
 def test_short_blocks_and_an_unsteady_network_are_believed_less() -> None:
-    """Begin with the spread that steps within a block, and collectives between launches, already show."""
+    """Include the observed noise of blocks and collectives in the prior."""
     steps = [60.0, 100.0, 140.0]
     block = [make_training_record(BASE, step_ms=ms, block_lengths=[3]) for ms in steps]
     noisy = [dataclasses.replace(record, step_ms=steps) for record in block]
@@ -127,7 +127,7 @@ def test_effects_on_a_whole_launch_cancel() -> None:
 
 
 def test_the_promising_are_the_best_of_every_hook() -> None:
-    """Begin with the fastest and the fastest without compression; end with what is within the model's error."""
+    """Choose the fastest, the fastest without compression, then settings within the model's error."""
     standing = stand()
     must = [("fp16", "25"), ("none", "25"), ("topk:0.01", "5")]
     assert must == names(standing.promising(3))
@@ -137,14 +137,14 @@ def test_the_promising_are_the_best_of_every_hook() -> None:
 
 
 def test_a_hook_that_calibrated_badly_gets_its_chance() -> None:
-    """Measure the best of a hook whose one block was disturbed before further sizes of the leader's."""
+    """Measure a hook with one disturbed block before further sizes of the leader."""
     near = {("topk:0.01", cap): 50.0 + i / 10 for i, cap in enumerate(("5", "6", "25"))}
     standing = stand({**near, ("none", "25"): 97.0, ("fp16", "25"): 145.0})
     assert [("topk:0.01", "5"), ("none", "25"), ("fp16", "25"), ("topk:0.01", "6")] == names(standing.promising(4))
 
 
 def test_a_hook_far_behind_is_not_measured() -> None:
-    """Leave out hooks that noise cannot explain, unless they gain something."""
+    """Exclude hooks that noise cannot explain and that gain nothing."""
     near = {("topk:0.01", cap): 30.0 + i / 10 for i, cap in enumerate(("5", "6", "25"))}
     standing = stand({**near, ("none", "25"): 99.0, ("fp16", "25"): 95.0})
     assert [*near] == names(standing.promising(4))
@@ -153,7 +153,7 @@ def test_a_hook_far_behind_is_not_measured() -> None:
 
 
 def test_different_layouts_come_before_nearly_equal_ones() -> None:
-    """Of settings that are predicted to be as fast, take those first whose numbers of buckets differ."""
+    """Prefer different numbers of buckets among equally fast predictions."""
     predicted = predict({("fp16", "5"): 80.0, ("fp16", "6"): 80.1, ("fp16", "25"): 80.2, ("none", "25"): 97.0})
     numbers = {"5": 9, "6": 9, "25": 2, "default": 2}
     bucket = BucketPrediction(size_bytes=1, ready_ms=0.0, start_ms=0.0, done_ms=1.0)
@@ -166,7 +166,7 @@ def test_different_layouts_come_before_nearly_equal_ones() -> None:
 
 
 def test_the_better_half_survives_without_room() -> None:
-    """Keep at least half of the measured settings, the fastest first."""
+    """Keep at least the faster half of measured settings."""
     measured = {("fp16", "25"): [90.0], ("fp16", "5"): [70.0], ("none", "25"): [99.0], ("topk:0.01", "5"): [85.0]}
     previous = [make_training_case(hook, cap) for hook, cap in measured]
     standing = stand(measured=measured)
@@ -175,7 +175,7 @@ def test_the_better_half_survives_without_room() -> None:
 
 
 def test_losers_are_dropped_only_where_launches_show_it() -> None:
-    """Keep, where there is room, what one launch does not show to be slower; drop what several do."""
+    """Drop settings that several launches show to be slower, not one."""
     previous = [make_training_case(*name) for name in (("fp16", "25"), ("fp16", "5"))]
     close = stand({("fp16", "25"): 80.0, ("fp16", "5"): 80.0}, {("fp16", "25"): [80.0], ("fp16", "5"): [83.0]})
     assert 2 == len(close.survivors(previous, 5))
@@ -185,7 +185,7 @@ def test_losers_are_dropped_only_where_launches_show_it() -> None:
 
 
 def test_a_setting_that_is_now_predicted_to_be_best_joins() -> None:
-    """Take in what was not measured yet, where there is room, and only if it is predicted to beat the best."""
+    """Add an unmeasured setting that is now predicted to be best."""
     previous = [make_training_case(*name) for name in (("topk:0.01", "5"), ("none", "25"))]
     standing = stand(measured={("topk:0.01", "5"): [90.0], ("none", "25"): [130.0]})
     assert [("fp16", "25"), ("topk:0.01", "5")] == names(standing.survivors(previous, 2))
@@ -195,7 +195,7 @@ def test_a_setting_that_is_now_predicted_to_be_best_joins() -> None:
 
 
 def test_unfit_settings_are_left_out() -> None:
-    """Choose the next best."""
+    """Skip unfit settings."""
     standing = stand().without([make_training_case("fp16", "25")])
     best = standing.best()
     assert best is not None
@@ -207,11 +207,11 @@ def test_unfit_settings_are_left_out() -> None:
 
 
 def test_nothing_can_gain_where_even_perfect_overlap_would_not() -> None:
-    """Compare the lower bounds of all with the default and the margin."""
+    """Exclude all settings whose lower bound gains less than the margin."""
     assert can_gain(predict(PREDICTED, overlapped_ms=97.0), BASE, 100.0)
     assert not can_gain(predict(PREDICTED, overlapped_ms=98.5), BASE, 100.0)
 
 
 def test_a_model_that_misses_the_default_excludes_nothing() -> None:
-    """Measure, where not even what it was fitted to is predicted: the machine was not steady."""
+    """Exclude nothing if the model misses the default that it was fitted to."""
     assert can_gain(predict(PREDICTED, overlapped_ms=98.5), BASE, 80.0)

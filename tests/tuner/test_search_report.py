@@ -1,4 +1,4 @@
-"""Tests of what a recommendation says of how it was searched for."""
+"""Tests of what a recommendation states about its search."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from commbench.tuner.predictions import PredictionRow, prediction_rows, with_sea
 
 
 def conclude(world: World, records: list[AnyRecord]) -> Recommendation:
-    """Return what a tuning with such records recommends."""
+    """Return the recommendation of a tuning with these records."""
     info, trainings = {"run_id": "r", **world.plan.info}, training_records(records)
     found = recommend(trainings, info)
     assert found is not None
@@ -24,7 +24,7 @@ def conclude(world: World, records: list[AnyRecord]) -> Recommendation:
 
 
 def test_counts_match_the_run() -> None:
-    """Count settings in fresh launches, in rounds only, and predicted ones."""
+    """Count settings confirmed, measured in rounds, and predicted."""
     world, records = default_world(), default_play().records
     found = conclude(world, records)
     assert found.search is not None
@@ -48,7 +48,7 @@ def test_counts_match_the_run() -> None:
 
 
 def test_a_round_without_the_default_leaves_a_readable_recommendation() -> None:
-    """State no error of speedups where none is known, in the file, the paragraph and the title."""
+    """State no unknown error of speedups."""
     world = default_world()
     records = [r for r in play(world, stages=3).records if r.case != world.plan.baseline]
     found = conclude(world, records)
@@ -63,7 +63,7 @@ def test_a_round_without_the_default_leaves_a_readable_recommendation() -> None:
 
 
 def test_a_sweep_was_not_searched() -> None:
-    """Leave a recommendation as it is where nothing was predicted."""
+    """Leave the recommendation of a sweep unchanged."""
     world, trainings = default_world(), training_records(default_play().records)
     found = recommend(trainings, world.plan.info)
     assert found is not None
@@ -71,7 +71,7 @@ def test_a_sweep_was_not_searched() -> None:
 
 
 def test_no_warning_where_communication_does_not_matter() -> None:
-    """Keep without a warning about predictions where not even perfect overlap would gain anything."""
+    """Give no warning if even perfect overlap would gain nothing."""
     world = World(plan=make_plan(make_facts(4, 0.05)), link=Link(latency_us=10.0, gbit=100.0))
     found = conclude(world, play(world).records)
     assert found.search is not None
@@ -81,7 +81,7 @@ def test_no_warning_where_communication_does_not_matter() -> None:
 
 @pytest.fixture(scope="module")
 def misfitted() -> tuple[World, list[AnyRecord]]:
-    """A cluster whose predictions err, and what tuning on it measures."""
+    """Return a cluster with wrong predictions, and the records of a tuning on it."""
     world = World(plan=make_plan(), misfit=0.2)
     return world, play(world).records
 
@@ -90,7 +90,7 @@ def misfitted() -> tuple[World, list[AnyRecord]]:
 def test_a_predicted_setting_within_the_error_gives_a_warning(
     misfitted: tuple[World, list[AnyRecord]], monkeypatch: pytest.MonkeyPatch, shortfall: float, *, is_raised: bool
 ) -> None:
-    """Warn only if a predicted setting may beat the choice."""
+    """Warn only if a predicted setting may be faster than the recommended one."""
     world, records = misfitted
     first = conclude(world, records)
     own = dataclasses.replace(first.best)

@@ -1,4 +1,4 @@
-"""Tests of fresh launches that are added after a first look: how often they mislead, by simulation."""
+"""Tests of confirmation launches added after a first look: error rates by simulation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ RUNS = 400
 
 
 def launches_of(ratios: Sequence[float]) -> list[TrainingRecord]:
-    """Return launches in which the other setting is so many times as fast as the default."""
+    """Return launches in which the other setting has a given speedup."""
     return [
         record
         for launch, ratio in enumerate(ratios)
@@ -34,7 +34,7 @@ def launches_of(ratios: Sequence[float]) -> list[TrainingRecord]:
 
 
 def decide(ratios: Sequence[float], first: int) -> Recommendation:
-    """Return what launches lead to whose first look was after so many."""
+    """Return the decision of launches with a first look after some of them."""
     found = recommend(launches_of(ratios), make_training_info(first_look=first))
     assert found is not None
     return found
@@ -42,7 +42,7 @@ def decide(ratios: Sequence[float], first: int) -> Recommendation:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How often simulated tunings erred."""
+    """Error counts of simulated tunings."""
 
     changes: float
     """Share that call for a change."""
@@ -53,7 +53,7 @@ class Outcome:
 
 
 def simulate(gain: float, first: int, *, spread: float = 0.02, seed: int = 5) -> Outcome:
-    """Look after ``first`` launches and, where these decide nothing, after as many again."""
+    """Decide after ``first`` launches, or after twice as many if inconclusive."""
     generator = np.random.default_rng(seed)
     changes = misses = second = 0
     runs = repetitions(RUNS)
@@ -74,7 +74,7 @@ def simulate(gain: float, first: int, *, spread: float = 0.02, seed: int = 5) ->
     "first", [4, 6, pytest.param(10, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.slow)]
 )
 def test_two_looks_together_err_seldom(first: int) -> None:
-    """Call for a change in at most 5 % where the gain is just the margin; hold the truth in more than 9 of 10."""
+    """Recommend a change at a marginal gain in at most 5 %, with 90 % coverage."""
     at_margin = simulate(1 + MARGIN, first)
     assert at_margin.second > 0.5
     assert at_margin.changes <= 0.05 + slack(0.05, RUNS)
@@ -86,7 +86,7 @@ def test_two_looks_together_err_seldom(first: int) -> None:
 def test_looks_of_any_size_at_one_or_two_alternatives_err_seldom(
     load_benchmark: Callable[[str], ModuleType], looks: tuple[int, int], alternatives: int
 ) -> None:
-    """Call for a change in at most 4.5 % where the gain is just the margin; hold the truth in 92 of 100."""
+    """Recommend a change at a marginal gain in at most 4.5 %, with 92 % coverage."""
     simulated = load_benchmark("looks").simulate(1 + MARGIN, looks, alternatives, runs=repetitions(2000))
     assert simulated.second > 0.9
     assert simulated.changes <= 0.045 + slack(0.045, 2000)
@@ -94,12 +94,12 @@ def test_looks_of_any_size_at_one_or_two_alternatives_err_seldom(
 
 
 def test_equal_settings_rarely_get_the_verdict_change() -> None:
-    """Keep the default without any gain."""
+    """Keep the default at no gain."""
     assert simulate(1.0, 6).changes <= 0.01 + slack(0.01, RUNS)
 
 
 def test_a_second_look_increases_power() -> None:
-    """Show a gain of 5 % more often with it than without."""
+    """Detect a gain of 5 % more often with a second look."""
     generator = np.random.default_rng(8)
     runs = [(1.05 * np.exp(0.025 * generator.standard_normal(12))).tolist() for _ in range(100)]
     first = [decide(ratios[:6], 6).verdict for ratios in runs]
@@ -108,7 +108,7 @@ def test_a_second_look_increases_power() -> None:
 
 
 def test_the_level_is_stated() -> None:
-    """Widen intervals only for launches beyond the first look, and say so."""
+    """Widen intervals after the first look only, and state the level."""
     ratios = [1.05, 1.06, 1.07, 1.08, 1.09, 1.10, 1.06, 1.07, 1.08, 1.09, 1.05, 1.07]
     plain, again = decide(ratios, 12), decide(ratios, 6)
     assert (0.95, SECOND_LOOK) == (plain.level, again.level)

@@ -43,7 +43,7 @@ from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
     ],
 )
 def test_snippets_reproduce_the_configuration(case: TrainingCase, lines: list[str]) -> None:
-    """Write Python that makes the same configuration."""
+    """Write Python that builds the same configuration."""
     snippet = snippet_of(case)
     ast.parse(snippet)
     assert set(lines) <= set(snippet.splitlines())
@@ -68,7 +68,7 @@ def test_snippets_import_existing_hooks(hook: str) -> None:
 
 
 def test_keep_snippet_is_ddp_as_it_is() -> None:
-    """Paste the default where the default is kept."""
+    """Write plain DDP if the default is kept."""
     ast.parse(keep_snippet())
     assert "DistributedDataParallel(model)  # keep the default" in keep_snippet()
 
@@ -83,7 +83,7 @@ def test_keep_snippet_is_ddp_as_it_is() -> None:
     ],
 )
 def test_a_change_to_a_script_uses_its_framework(framework: str, lines: list[str]) -> None:
-    """Show only the arguments to add."""
+    """Write only the arguments to add."""
     text = live_snippet(FIVE, make_training_case(), framework=framework)
     assert set(lines) <= set(text.splitlines())
     assert "gradient_as_bucket_view" not in text
@@ -91,7 +91,7 @@ def test_a_change_to_a_script_uses_its_framework(framework: str, lines: list[str
 
 @pytest.mark.parametrize("framework", ["", "transformers", "accelerate", "lightning"])
 def test_every_change_to_a_script_is_python(framework: str) -> None:
-    """Parse the lines of bucket lists, views, a return to the default, and hooks, in every framework."""
+    """Write valid Python for bucket lists, views, defaults and hooks in every framework."""
     own = make_training_case(cap="25")
     hooked = make_training_case("topk:0.01", bucket_view=True)
     for case in (make_training_case(cap="1+5"), hooked, make_training_case()):
@@ -100,7 +100,7 @@ def test_every_change_to_a_script_is_python(framework: str) -> None:
 
 
 def test_changes_to_a_script_are_differences() -> None:
-    """Take back what the script sets, keep what is the same, and say where there is nothing to change."""
+    """Remove, keep or change what the script sets, or state that nothing changes."""
     own = make_training_case(cap="25", bucket_view=True)
     for case, name in ((make_training_case(bucket_view=True), "bucket_cap_mb"), (FIVE, "gradient_as_bucket_view")):
         assert f"# leave out the argument {name} that the script gives" in live_snippet(case, own)

@@ -1,4 +1,4 @@
-"""Tests of runs in several stages and of training: played ranks, whose trained steps are made up."""
+"""Tests of runs in several stages and of training, with simulated ranks and steps."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def sweep(**options: Any) -> RunRequest:
 
 
 def confirm(records: Sequence[AnyRecord]) -> RunRequest | None:
-    """Train the baseline and whatever else went well once more; nothing where nothing did."""
+    """Return the request to train the baseline and all valid settings once more, or None."""
     good = [r.case for r in training_records(records) if r.status == "ok" and r.launch == 0 and r.case.uses_ddp]
     cases = [dataclasses.replace(case, phase=CONFIRM) for case in good if case.phase != CONFIRM]
     if not cases:
@@ -50,7 +50,7 @@ STAGES: list[Stage] = [*single_stage(sweep()), confirm]
 def run(
     path: Path, script: str | ScriptLauncher, stages: Sequence[Stage] = STAGES, **options: Any
 ) -> tuple[int, dict[str, Any], Recorder]:
-    """Conduct a run; return exit code, run.json and what was shown."""
+    """Conduct a run; return exit code, run.json and the display."""
     launcher = ScriptLauncher(script) if isinstance(script, str) else script
     display = options.pop("display", Recorder())
     with open_store(path, sweep()) as store:
@@ -59,12 +59,12 @@ def run(
 
 
 def trained_cases(path: Path, status: str = "ok") -> list[tuple[str, int]]:
-    """(case key, launch) of the training records with a status, sorted."""
+    """Return (case key, launch) of training records with a status, sorted."""
     return sorted((r.case.key, r.launch) for r in load_run(path).training_records if r.status == status)
 
 
 def entries(info: dict[str, Any]) -> list[tuple[str, int, str]]:
-    """(stage, launch, status) of the launches."""
+    """Return (stage, launch, status) of the launches."""
     return [(entry["stage"], entry["launch"], entry["status"]) for entry in info["launches"]]
 
 
@@ -74,7 +74,7 @@ def hook_of(key: str) -> str:
 
 
 def test_each_stage_uses_the_records_of_earlier_stages(tmp_path: Path) -> None:
-    """Train the sweep, then its winners, with the first launch's steps."""
+    """Train the sweep, then its winners with the same steps."""
     code, info, display = run(tmp_path, ALL)
     assert (0, "complete", []) == (code, info["status"], display.warnings)
     assert [("sweep", 0, "ok"), ("sweep", 1, "ok"), ("confirm", 0, "ok")] == entries(info)
@@ -85,7 +85,7 @@ def test_each_stage_uses_the_records_of_earlier_stages(tmp_path: Path) -> None:
 
 
 def test_a_stage_may_go_on_where_another_has_left_off(tmp_path: Path) -> None:
-    """Add launches to some of the cases, without making up for those below the first that is asked for."""
+    """Add launches to some cases, from the requested one on."""
     some = [case for case in SWEEP_CASES if case.hook in {"none", "bf16"}]
     more = dataclasses.replace(sweep(), cases=some, name="more", first_launch=2)
     more = dataclasses.replace(more, budget=dataclasses.replace(more.budget, launches=4))
@@ -96,7 +96,7 @@ def test_a_stage_may_go_on_where_another_has_left_off(tmp_path: Path) -> None:
 
 
 def test_the_run_goes_on_until_the_last_stage_is_done(tmp_path: Path) -> None:
-    """Say that the run is running while any stage is left, and resume in the stage that is not complete."""
+    """Keep the run running while a stage is left, and resume in it."""
     seen: list[str] = []
 
     def look(records: Sequence[AnyRecord]) -> RunRequest | None:
@@ -115,20 +115,20 @@ def test_the_run_goes_on_until_the_last_stage_is_done(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stage_with_nothing_to_do_is_passed_over(tmp_path: Path) -> None:
-    """Go on behind it, and be complete where it was the last."""
+    """Skip an empty stage, and complete after the last."""
     code, info, _ = run(tmp_path, ALL, [lambda _: None, *STAGES, lambda _: None])
     assert (0, "complete", 3) == (code, info["status"], len(info["launches"]))
 
 
 def test_the_ranks_get_training_in_the_order_of_the_request(tmp_path: Path) -> None:
-    """Put the baseline first, whatever the launch: the ranks shuffle by themselves."""
+    """Pass training cases in request order, the baseline first."""
     script = f"assert [p.case.hook for p in plan.cases] == {[c.hook for c in SWEEP_CASES]}, plan.cases\n"
     script += "assert not any(p.fixed for p in plan.cases)\n"
     assert 0 == run(tmp_path, script + ALL, single_stage(sweep()))[0]
 
 
 def test_blocks_in_turns_report_the_running_case(tmp_path: Path) -> None:
-    """Take a case that begins again for the one that fails, and a record of another for no end of it."""
+    """Attribute a failure to the case whose block started last."""
     script = """
 session()
 for i in (0, 1): begin(i)
@@ -156,7 +156,7 @@ end(is_complete=True)
 
 @pytest.mark.slow
 def test_a_crash_costs_its_configuration_only(tmp_path: Path) -> None:
-    """Go on without it in both stages, and end with code 3."""
+    """Continue without the crashed configuration in both stages, and exit with 3."""
     code, info, _ = run(tmp_path, CRASH)
     assert (3, "partial") == (code, info["status"])
     assert info["reason"].startswith("1 case failed: the launcher ended with exit status 1")
@@ -166,7 +166,7 @@ def test_a_crash_costs_its_configuration_only(tmp_path: Path) -> None:
 
 
 def test_failing_fast_ends_all_stages(tmp_path: Path) -> None:
-    """Stop at the first failure, of a rank or of a configuration on all ranks alike."""
+    """Stop at the first failure of a rank or a configuration."""
     code, info, _ = run(tmp_path / "rank", CRASH, fail_fast=True)
     assert (3, [("sweep", 0, "failed")]) == (code, entries(info))
     code, info, _ = run(tmp_path / "all", REFUSE, fail_fast=True)
@@ -182,7 +182,7 @@ REFUSE = ALL.replace(
 
 @pytest.mark.slow
 def test_what_cannot_be_trained_is_tried_once(tmp_path: Path) -> None:
-    """Leave out of later launches what failed on all ranks alike, and end with code 3."""
+    """Skip a configuration that failed on all ranks in later launches, and exit with 3."""
     assert "fp16" == SWEEP_CASES[1].hook
     code, info, _ = run(tmp_path, REFUSE)
     assert (3, "partial") == (code, info["status"])
@@ -192,7 +192,7 @@ def test_what_cannot_be_trained_is_tried_once(tmp_path: Path) -> None:
 
 
 def test_a_time_limit_of_one_stage_leaves_the_next_its_own(tmp_path: Path) -> None:
-    """Go on with the next stage and say which launches are missing; the run is cut, as each case has one."""
+    """Continue with the next stage, and report missing launches; the run is cut."""
     stages = [*single_stage(sweep(time_limit_s=0.5)), confirm]
     code, info, display = run(
         tmp_path,
@@ -210,7 +210,7 @@ def test_a_time_limit_of_one_stage_leaves_the_next_its_own(tmp_path: Path) -> No
 def test_a_last_stage_without_a_launch_is_missing_unless_optional(
     tmp_path: Path, expected: tuple[int, str], *, is_optional: bool
 ) -> None:
-    """Take a run whose last stage has no launch for partial, or for cut if predictions stand in for the stage."""
+    """Mark a run without its last stage as partial, or as cut if the stage is optional."""
 
     def late(records: Sequence[AnyRecord]) -> RunRequest:
         return dataclasses.replace(confirm(records), time_limit_s=0.1, is_optional=is_optional)
@@ -222,7 +222,7 @@ def test_a_last_stage_without_a_launch_is_missing_unless_optional(
 
 @pytest.mark.parametrize("fewest", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(tmp_path: Path, fewest: int) -> None:
-    """Let them use up the whole limit, add none to them, and name the limit that was given."""
+    """Make the minimum of launches within the whole limit."""
 
     def more(records: Sequence[AnyRecord]) -> RunRequest | None:
         request = confirm(records)
@@ -240,7 +240,7 @@ def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(tmp_path
 
 
 def test_no_launch_starts_with_blocks_beyond_the_limit(tmp_path: Path) -> None:
-    """Leave out a stage whose blocks would not end in time."""
+    """Skip a stage whose blocks would exceed the limit."""
     late = [*single_stage(sweep()), lambda records: dataclasses.replace(confirm(records), time_limit_s=60.0)]
     script = ALL.replace("trained(i)", "trained(i, measuring_s=40.0)")
     assert script != ALL
@@ -251,7 +251,7 @@ def test_no_launch_starts_with_blocks_beyond_the_limit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stage_that_takes_long_makes_fewer_launches(tmp_path: Path) -> None:
-    """Leave launches out, go on with the next stage, and measure nothing the next time."""
+    """Skip launches of a slow stage, and measure nothing on resume."""
     request = dataclasses.replace(sweep(launches=4), aim_s=0.001, fewest_launches=2)
     launcher = ScriptLauncher(ALL)
     for _ in range(2):
@@ -261,7 +261,7 @@ def test_a_stage_that_takes_long_makes_fewer_launches(tmp_path: Path) -> None:
 
 
 def test_both_kinds_share_a_run(tmp_path: Path) -> None:
-    """Keep collectives and training in one file of samples, and write the tables of both."""
+    """Store collectives and training in one file, and write both tables."""
     collectives = make_request(Sweep(backends=["gloo"], sizes=[8]).cases(2), launches=1)
     script = "if not plan.training:\n    session(); measured(0); end(is_complete=True); sys.exit(0)\n" + ALL
     code, info, _ = run(tmp_path, script, [*single_stage(collectives), *STAGES])
@@ -274,7 +274,7 @@ def test_both_kinds_share_a_run(tmp_path: Path) -> None:
 
 
 def test_a_later_stage_may_be_refused(tmp_path: Path) -> None:
-    """Keep what was measured before it, and say why the run is not complete."""
+    """Keep earlier measurements, and state why the run is incomplete."""
     refuse = "fail(0, '', 'Install torch.', is_bad_input=True); sys.exit(1)"
     script = ALL.replace("session()", f"if plan.cases[0].case.phase == 'confirm': {refuse}\nsession()")
     with pytest.raises(InputError, match="Install torch"):
@@ -284,7 +284,7 @@ def test_a_later_stage_may_be_refused(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_raises_leaves_the_run_partial(tmp_path: Path) -> None:
-    """Write the reason, and let the error through."""
+    """Record the reason, and raise the error."""
 
     def refuse(_: Sequence[AnyRecord]) -> RunRequest | None:
         raise InputError("nothing was trained")

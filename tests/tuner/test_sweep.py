@@ -1,4 +1,4 @@
-"""Tests of a training sweep's stages, on workloads and records made by hand."""
+"""Tests of a training sweep's stages, with given workloads and records."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ QUICK = TRAINING_BUDGETS["quick"]
 
 
 def make_facts(*mib: float) -> WorkloadFacts:
-    """Return a workload whose parameters have these sizes in MiB, ready in the reverse of their order."""
+    """Return a workload with parameters of these sizes in MiB, ready in reverse order."""
     parameters = tuple(
         ParameterFacts(name=f"p{i}", numel=int(size * MIB) // 4, itemsize=4, dtype="float32", ready_ms=1.0)
         for i, size in enumerate(mib)
@@ -40,7 +40,7 @@ def make_facts(*mib: float) -> WorkloadFacts:
 
 
 def make_plan(sweep: TrainingSweep, *mib: float, budget: TrainingBudget = QUICK, **options: Any) -> TrainingPlan:
-    """Return the plan of a sweep on 2 ranks over a model of 10 parameters of 1 MiB, unless sizes are given."""
+    """Return the plan of a sweep on 2 ranks over 10 parameters of 1 MiB, or the given sizes."""
     facts = make_facts(*(mib or (1.0,) * 10))
     return TrainingPlan(sweep=sweep, facts=facts, **{"ranks": 2, "seed": 5, "budget": budget, **options})
 
@@ -54,13 +54,13 @@ def caps(cases: Sequence[TrainingCase], hook: str) -> list[str]:
 
 
 def requests_of(plan: TrainingPlan, records: Sequence[AnyRecord]) -> tuple[RunRequest | None, RunRequest | None]:
-    """Return what the two stages ask for, given these records."""
+    """Return the requests of both stages for these records."""
     sweep, confirm = (stage(records) for stage in plan.stages())
     return sweep, confirm
 
 
 def records_of(plan: TrainingPlan, step_ms: dict[tuple[str, str], float], launches: int = 3) -> list[AnyRecord]:
-    """Return records of all that is measured, by hook and bucket size as fast as given, else 20 ms."""
+    """Return records with step times by hook and bucket size, 20 ms by default."""
     return [
         make_training_record(case, launch=launch, step_ms=step_ms.get((case.hook, case.bucket_cap_mb), 20.0) + launch)
         for case in plan.measured
@@ -69,7 +69,7 @@ def records_of(plan: TrainingPlan, step_ms: dict[tuple[str, str], float], launch
 
 
 def test_the_same_buckets_are_measured_once() -> None:
-    """Let one bucket size stand for those with the same buckets, for every hook: here 25 and 100 MiB, one bucket."""
+    """Measure one bucket size for all with the same buckets, for every hook."""
     plan = make_plan(CAPS)
     assert ["default", "5", "25", "100"] == caps(plan.cases, "fp16")
     for hook in ("none", "fp16"):
@@ -81,7 +81,7 @@ def test_the_same_buckets_are_measured_once() -> None:
 
 
 def test_a_small_model_has_one_layout() -> None:
-    """Measure the default buckets, whose baseline is needed, in place of all others."""
+    """Measure the default buckets instead of all others."""
     plan = make_plan(CAPS, 0.1, 0.2)
     assert [("none", "default"), ("fp16", "default"), (LOCAL, "default")] == [
         (case.hook, case.bucket_cap_mb) for case in plan.measured
@@ -89,14 +89,14 @@ def test_a_small_model_has_one_layout() -> None:
 
 
 def test_nothing_is_left_out_where_all_buckets_differ() -> None:
-    """Say nothing then."""
+    """Report no merged sizes if all buckets differ."""
     plan = make_plan(TrainingSweep(bucket_caps=("default", "5")))
     assert ([], {}) == (plan.left_out, plan.same_layout)
     assert list(plan.cases) == plan.measured
 
 
 def test_run_json_lists_cases_with_the_same_layout() -> None:
-    """Write keys of cases, and the first batch."""
+    """Write the keys of merged cases, and the first batch."""
     sweep = dataclasses.replace(CAPS, batches=(32, 4))
     plan = make_plan(sweep)
     same = plan.info["same_layout"]
@@ -116,7 +116,7 @@ def test_run_json_lists_cases_with_the_same_layout() -> None:
 
 
 def test_the_sweep_trains_everything_in_the_launches_of_the_budget() -> None:
-    """Put the baseline first and what has no DDP last, in one block each, within a share of the time aimed at."""
+    """Train the baseline first and local steps last, one block each, within its time share."""
     plan = make_plan(CAPS, steps=9, threads=2, case_timeout_s=7.0, time_limit_s=100.0)
     request = plan.sweep_request()
     assert ("sweep", plan.measured, 2, 5) == (request.name, request.cases, request.ranks, request.seed)
@@ -130,7 +130,7 @@ def test_the_sweep_trains_everything_in_the_launches_of_the_budget() -> None:
 
 
 def test_the_sweep_leaves_time_for_the_confirmation() -> None:
-    """Give the sweep its share of the remaining time."""
+    """Use the sweep's share of the remaining time."""
     plan = make_plan(CAPS, time_limit_s=100.0)
     assert 100 * SWEEP_SHARE == pytest.approx(plan.sweep_request().time_limit_s)
     late = make_plan(CAPS, time_limit_s=100.0, begins_s=60.0)
@@ -142,7 +142,7 @@ def test_the_sweep_leaves_time_for_the_confirmation() -> None:
 
 
 def test_launches_are_left_out_rather_than_exceed_the_aim() -> None:
-    """Make two launches at least, a third only where it fits into the sweep's share."""
+    """Make two launches at least, and a third only within the share."""
     request = make_plan(CAPS).sweep_request()
     assert QUICK.aim_s is not None
     share_s = SWEEP_SHARE * QUICK.aim_s
@@ -157,7 +157,7 @@ def test_launches_are_left_out_rather_than_exceed_the_aim() -> None:
 
 
 def test_other_budgets_have_no_aim() -> None:
-    """Make all launches of both stages."""
+    """Make all launches of both stages in other budgets."""
     plan = make_plan(CAPS, budget=TRAINING_BUDGETS["standard"])
     assert plan.sweep_request().aim_s is None
     _, confirm = requests_of(plan, records_of(plan, {}))
@@ -166,7 +166,7 @@ def test_other_budgets_have_no_aim() -> None:
 
 
 def test_the_winners_are_confirmed_against_the_baseline() -> None:
-    """Train baseline, best without compression and best of all again: more launches, more blocks, the same terms."""
+    """Confirm baseline and winners with more launches and blocks, on the same terms."""
     plan = make_plan(CAPS, steps=9, threads=2)
     records = records_of(plan, {("none", "5"): 15.0, ("fp16", "25"): 10.0, ("fp16", "5"): 12.0})
     sweep, confirm = requests_of(plan, records)
@@ -183,7 +183,7 @@ def test_the_winners_are_confirmed_against_the_baseline() -> None:
 
 
 def test_an_alternative_is_confirmed_also_where_the_baseline_won() -> None:
-    """Show that the default is as good, rather than believe it."""
+    """Confirm an alternative also if the baseline was fastest."""
     plan = make_plan(CAPS)
     _, confirm = requests_of(plan, records_of(plan, {("none", "default"): 5.0, ("fp16", "5"): 18.0}))
     assert confirm is not None
@@ -191,7 +191,7 @@ def test_an_alternative_is_confirmed_also_where_the_baseline_won() -> None:
 
 
 def test_a_confirmation_that_has_begun_keeps_its_winners() -> None:
-    """Stay with the cases whose fresh launches have begun, whatever further launches of the sweep favour."""
+    """Keep the cases of a started confirmation."""
     plan = make_plan(TrainingSweep(workload="mlp", bucket_caps=("default", "5"), hooks=("none", "fp16")), 8, 8, 8)
     _, confirm = requests_of(plan, records_of(plan, {("fp16", "5"): 5.0}))
     assert confirm is not None
@@ -202,7 +202,7 @@ def test_a_confirmation_that_has_begun_keeps_its_winners() -> None:
 
 
 def test_there_is_nothing_to_confirm_without_a_baseline_or_alternative() -> None:
-    """Leave the second stage out."""
+    """Skip confirmation without baseline or alternative."""
     plan = make_plan(CAPS)
     assert requests_of(plan, [])[1] is None
     baseline = [make_training_record(plan.measured[0], launch=launch) for launch in range(3)]
@@ -214,7 +214,7 @@ def test_there_is_nothing_to_confirm_without_a_baseline_or_alternative() -> None
 
 
 def test_what_failed_is_not_confirmed() -> None:
-    """Take the fastest that went well."""
+    """Confirm the fastest valid case."""
     plan = make_plan(CAPS)
     records = records_of(plan, {("fp16", "25"): 10.0, ("none", "5"): 15.0})
     fastest = [case for case in plan.measured if (case.hook, case.bucket_cap_mb) == ("fp16", "25")]
@@ -226,13 +226,13 @@ def test_what_failed_is_not_confirmed() -> None:
 
 
 def test_a_world_size_beyond_the_ranks_is_refused() -> None:
-    """Say what to raise."""
+    """Refuse a world size above the ranks, and name the option."""
     with pytest.raises(InputError, match=r"world size of 4 .* 2 ranks .*raise -n"):
         make_plan(TrainingSweep(world_sizes=(2, 4)))
 
 
 def test_each_world_size_and_batch_has_its_own_baseline() -> None:
-    """Find layouts in each group."""
+    """Merge layouts within each group only."""
     plan = make_plan(dataclasses.replace(CAPS, world_sizes=(2, 1), batches=(4, 8)))
     groups = {case.group for case in plan.measured}
     assert 4 == len(groups)

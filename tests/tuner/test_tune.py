@@ -1,4 +1,4 @@
-"""Tests of ``commbench tune`` from end to end: real ranks, by the conductor and by hand, resuming, bad input."""
+"""Tests of ``commbench tune`` end to end: real ranks, by conductor and torchrun, resuming, bad input."""
 
 import csv
 import json
@@ -28,19 +28,19 @@ FEW = [*TINY, "--allow", "none,fp16", "--bucket-cap-mb", "default,0.1,100", "--c
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """No process may be left behind."""
+    """Fail if a test leaves a process behind."""
     yield from marked_environment(monkeypatch)
 
 
 def start(command: list[str], cwd: Path, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
-    """Run a command and wait for its end."""
+    """Run a command and wait until it exits."""
     return subprocess.run(
         command, cwd=cwd, env={**os.environ}, capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 
 def tune(cwd: Path, *words: str, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
-    """Run ``commbench tune`` as a person would."""
+    """Run ``commbench tune`` in a process."""
     return start([sys.executable, "-m", "commbench", "tune", *words], cwd, timeout_s)
 
 
@@ -56,12 +56,12 @@ def stages_of(folder: Path) -> list[tuple[str, int]]:
 
 
 def rounds_of(folder: Path) -> list[tuple[str, int]]:
-    """Return the launches of rounds: none where communication is seen not to matter between two ranks of one host."""
+    """Return the launches of rounds, none if communication does not matter between two local ranks."""
     return [stage for stage in stages_of(folder) if stage[0].startswith("round")]
 
 
 def predictions_of(folder: Path) -> list[dict[str, str]]:
-    """Return the lines of ``predictions.csv``."""
+    """Return the rows of ``predictions.csv``."""
     with (folder / "predictions.csv").open(encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
         assert list(PREDICTION_COLUMNS) == reader.fieldnames
@@ -69,7 +69,7 @@ def predictions_of(folder: Path) -> list[dict[str, str]]:
 
 
 def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_path: Path) -> None:
-    """Predict every candidate, conclude from fresh launches, say what it cost, and resume into nothing."""
+    """Predict every candidate, conclude, print the cost, and resume into nothing."""
     done = tune(tmp_path, *FEW, "-n", "2", "--oversubscribe")
     assert 0 == done.returncode, done.stdout + done.stderr
     out = tmp_path / "r"
@@ -112,7 +112,7 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
 
 @pytest.mark.slow
 def test_rounds_narrow_the_promising_down(tmp_path: Path) -> None:
-    """Measure some of many settings in rounds whose launches go on in number."""
+    """Measure some of many settings in consecutively numbered rounds."""
     many = ["--workload", "mlp", "--allow", "none,fp16,bf16,topk", "--steps", "6", "--seed", "1", "--out", "r"]
     done = tune(tmp_path, *many, "-n", "2", "--oversubscribe", timeout_s=280)
     assert 0 == done.returncode, done.stdout + done.stderr
@@ -128,7 +128,7 @@ def test_rounds_narrow_the_promising_down(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
-    """Say after each invocation what comes next, and end when nothing is left; further ones add nothing."""
+    """Print the next launch after each torchrun, and end when nothing is left."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     command = [*torchrun, "commbench", "tune", *FEW]
     made, said = [], []
@@ -167,7 +167,7 @@ def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_gets_one_sentence(commbench: Command, words: str, sentence: str) -> None:
-    """Say what was asked and what to do, and write nothing."""
+    """Refuse bad input in one sentence, and write nothing."""
     ranks = [] if words == "-n 1" else ["-n", "2", "--oversubscribe"]
     done = commbench(" ".join(["tune", *TINY, *words.split(), *ranks]))
     assert 2 == done.code, done.out + done.err
@@ -177,7 +177,7 @@ def test_bad_input_gets_one_sentence(commbench: Command, words: str, sentence: s
 
 
 def test_a_dry_run_measures_nothing(tmp_path: Path) -> None:
-    """List what is known beforehand, and what follows in numbers."""
+    """List the planned cases and the number of later ones, without measuring."""
     done = tune(tmp_path, *TINY, "--dry-run", "-n", "2", "--oversubscribe")
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "tiny none, default buckets" in done.stdout

@@ -1,4 +1,4 @@
-"""Tests of the stages of tuning, on a cluster whose true step times are known."""
+"""Tests of the stages of tuning, on a simulated cluster with known step times."""
 
 import dataclasses
 import math
@@ -34,19 +34,19 @@ USUAL = (("quick", 1.0),)
 
 
 def names(cases: Sequence[object]) -> list[tuple[str, str]]:
-    """Hook and bucket size of cases."""
+    """Return hook and bucket size of cases."""
     return [(case.hook_name, case.bucket_cap_mb) for case in cases if isinstance(case, TrainingCase)]
 
 
 def conclude(world: World, records: Sequence[AnyRecord]) -> Recommendation:
-    """Return what a played run concludes."""
+    """Return the conclusion of a simulated run."""
     found = recommend(training_records(records), world.plan.info)
     assert found is not None
     return found
 
 
 def chosen(world: World, records: Sequence[AnyRecord]) -> TrainingCase:
-    """Return the candidate that is compared with the default in the end."""
+    """Return the candidate compared with the default in the end."""
     (winner, *_) = [r.case for r in training_records(records) if r.case.phase == CONFIRM and r.case.key != _base(world)]
     return dataclasses.replace(winner, phase=SWEEP)
 
@@ -56,12 +56,12 @@ def _base(world: World) -> str:
 
 
 def stage_names(requests: Sequence[RunRequest]) -> list[str]:
-    """Return what the stages are called."""
+    """Return the names of the stages."""
     return [request.name for request in requests]
 
 
 def test_the_stages_follow_each_other() -> None:
-    """Calibrate, time the network, narrow down in rounds whose launches go on in number, and confirm."""
+    """Calibrate, time the network, measure rounds with consecutive launches, and confirm."""
     played = default_play()
     assert ["network", "calibrate", "round 1", "round 2", "round 3", "confirm"] == stage_names(played.requests)[:6]
     network, calibrate, first, second, third, confirm = played.requests[:6]
@@ -81,7 +81,7 @@ def test_the_stages_follow_each_other() -> None:
 
 @pytest.mark.slow
 def test_the_rounds_hold_the_best_of_the_best_hooks_and_without_one() -> None:
-    """Take the fastest by prediction, the fastest without compression, and the fastest of the second-best hook."""
+    """Measure the predicted fastest, the fastest without compression, and the second-best hook's."""
     world = World(plan=make_plan(), link=Link(gbit=10.0), misfit=0.0)
     first = play(world).requests[2]
     hooks = {hook for hook, _ in names(first.cases)}
@@ -100,7 +100,7 @@ def test_the_rounds_hold_the_best_of_the_best_hooks_and_without_one() -> None:
     ],
 )
 def test_the_choice_is_nearly_the_best_at_a_quarter_of_the_steps(budget: str, gbit: float) -> None:
-    """Come within 2 % or the noise of the true best where it matters, and keep within the cost whatever it is."""
+    """Choose within 2 % or noise of the true best, within the cost limit."""
     world = World(plan=make_plan(budget=budget), link=Link(gbit=gbit))
     played = play(world)
     found = conclude(world, played.records)
@@ -113,7 +113,7 @@ def test_the_choice_is_nearly_the_best_at_a_quarter_of_the_steps(budget: str, gb
     "budget", ["quick", *(pytest.param(name, marks=pytest.mark.slow) for name in ("standard", "rigorous"))]
 )
 def test_one_disturbed_block_does_not_cost_the_best_hook_its_place(budget: str) -> None:
-    """Measure every hook again after the calibration, and find the one that did badly there."""
+    """Measure every hook again after calibration, and choose the disturbed best one."""
     world = World(plan=make_plan(budget=budget), link=Link(gbit=1.0), disturbed="topk:0.01")
     played = play(world)
     assert "topk:0.01" in {hook for hook, _ in names(played.requests[2].cases)}
@@ -121,7 +121,7 @@ def test_one_disturbed_block_does_not_cost_the_best_hook_its_place(budget: str) 
 
 
 def test_a_gain_that_matters_is_found() -> None:
-    """Change to top-k where the link is slow."""
+    """Change to top-k over a slow link."""
     world = default_world()
     found = conclude(world, default_play().records)
     assert ("change", "topk") == (found.verdict, found.best.hook)
@@ -134,7 +134,7 @@ def test_a_gain_that_matters_is_found() -> None:
     ("changes", "least"), [({}, 6), pytest.param({"confirm_launches": 12}, 12, marks=pytest.mark.slow)]
 )
 def test_beside_a_compressed_winner_stands_the_best_without(changes: dict[str, Any], least: int) -> None:
-    """Set fresh blocks aside for both where six launches of three settings fit in."""
+    """Confirm the best without compression too if six launches of three settings fit."""
     world = World(plan=make_plan(**changes), link=Link(gbit=3.0), misfit=0.0)
     played = play(world)
     (request, *_) = [r for r in played.requests if r.name == "confirm"]
@@ -146,7 +146,7 @@ def test_beside_a_compressed_winner_stands_the_best_without(changes: dict[str, A
 
 
 def test_the_default_is_kept_where_communication_does_not_matter() -> None:
-    """Skip the rounds, as nothing can gain by prediction, and show that the default is as good."""
+    """Skip the rounds if nothing can gain, and show that the default is as good."""
     world = World(plan=make_plan(), link=Link(gbit=4000.0, latency_us=1.0), misfit=0.0, noise=0.004)
     played = play(world)
     assert ["network", "calibrate", "confirm"] == stage_names(played.requests)[:3]
@@ -157,7 +157,7 @@ def test_the_default_is_kept_where_communication_does_not_matter() -> None:
 
 @pytest.mark.slow
 def test_a_run_that_is_resumed_comes_to_the_same_settings() -> None:
-    """Decide every stage from what was measured before it, wherever the run was interrupted."""
+    """Choose equal settings wherever the run was interrupted."""
     world = World(plan=make_plan(budget="quick"), link=Link(gbit=10.0))
     whole = play(world)
     for most in (26, len(whole.records) - 3):
@@ -170,7 +170,7 @@ def test_a_run_that_is_resumed_comes_to_the_same_settings() -> None:
 
 @pytest.mark.slow
 def test_a_cut_round_is_decided_by_all_estimates() -> None:
-    """Choose by the standing, not by the order of measuring."""
+    """Choose by the posterior, not by the order of measuring."""
     world = World(plan=make_plan(), link=Link(gbit=3.0), misfit=0.0)
     played = play(world)
     for number in (1, 2):
@@ -189,7 +189,7 @@ def test_a_cut_round_is_decided_by_all_estimates() -> None:
 
 
 def test_the_confirmation_keeps_its_winners() -> None:
-    """Stay with them whatever is measured after it has begun."""
+    """Keep the winners of a started confirmation."""
     world, records = default_world(), default_play().records
     confirm = world.plan.confirm_request(records)
     assert confirm is not None
@@ -202,7 +202,7 @@ def test_the_confirmation_keeps_its_winners() -> None:
 
 
 def test_a_hook_that_cannot_be_trained_is_left_out() -> None:
-    """Choose among the others."""
+    """Choose among the hooks that can be trained."""
     world = World(plan=make_plan(budget="quick"), failing="topk:0.01")
     played = play(world)
     trained = {case.hook_name for request in played.requests[2:] for case in request.cases}  # type: ignore[union-attr]
@@ -211,7 +211,7 @@ def test_a_hook_that_cannot_be_trained_is_left_out() -> None:
 
 
 def test_nothing_follows_where_the_default_cannot_be_trained() -> None:
-    """End after the network."""
+    """End after the network if the default fails."""
     world = World(plan=make_plan(), failing="none")
     played = play(world)
     assert ["network", "calibrate"] == stage_names(played.requests)
@@ -229,7 +229,7 @@ def test_nothing_follows_where_the_default_cannot_be_trained() -> None:
     ],
 )
 def test_parameters_of_any_type_are_tuned(dtypes: tuple[str, ...]) -> None:
-    """Time the network with what gradients are sent as, and come to a verdict."""
+    """Time the network in the gradients' type, and reach a verdict."""
     facts = make_facts()
     kinds = [(dtypes[i % len(dtypes)], DTYPES[dtypes[i % len(dtypes)]].itemsize) for i in range(40)]
     typed = [
@@ -256,7 +256,7 @@ def test_an_unmeasured_network_ends_with_a_warning() -> None:
 
 
 def test_a_short_sweep_has_a_round_whatever_it_costs() -> None:
-    """Measure two settings and the default before the fresh launches, and say beforehand that it takes a full sweep."""
+    """Measure two settings and the default before confirmation, and state that it costs a full sweep."""
     world = World(plan=make_plan(budget="quick", caps=["default", "5"], hooks=["none", "fp16"]))
     assert (4, (2,)) == (len(world.plan.candidates), world.plan.round_sizes)
     assert world.plan.then.endswith("about 72 % of the steps of a full sweep in 3 launches")
@@ -269,7 +269,7 @@ def test_a_short_sweep_has_a_round_whatever_it_costs() -> None:
 
 
 def test_the_only_alternative_is_confirmed_without_a_round() -> None:
-    """Leave nothing to a round where there is one setting beside the default."""
+    """Confirm a single alternative without rounds."""
     world = World(plan=make_plan(budget="quick", caps=["default"], hooks=["none", "fp16"]))
     assert () == world.plan.round_sizes
     assert ["network", "calibrate", "confirm"] == stage_names(play(world).requests)
@@ -281,7 +281,7 @@ def test_the_only_alternative_is_confirmed_without_a_round() -> None:
 def test_a_plan_keeps_to_a_quarter_wherever_a_round_and_four_fresh_launches_fit(
     budget: str, caps: int, hooks: int
 ) -> None:
-    """Plan calibration, rounds and the first look within the allowance; the least of them always."""
+    """Plan calibration, rounds and first look within the allowance, at least their minimum."""
     allowed = ["none", "fp16", "bf16", "topk:0.01"][:hooks]
     sizes = ["default", *(str(cap) for cap in (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20))][:caps]
     plan = make_plan(budget=budget, caps=sizes, hooks=allowed)
@@ -299,7 +299,7 @@ def test_a_plan_keeps_to_a_quarter_wherever_a_round_and_four_fresh_launches_fit(
 
 @pytest.mark.parametrize(("budget", "caps"), [("standard", 4), ("rigorous", 3), ("quick", 6)])
 def test_three_hooks_with_a_round_are_within_a_quarter(budget: str, caps: int) -> None:
-    """Keep to the cost on ordinary grids; quick, whose full sweep makes three launches, from six layouts on."""
+    """Keep within the cost limit on ordinary grids, for quick from six layouts on."""
     plan = make_plan(budget=budget, caps=["default", "2", "3", "4", "5", "6", "7"][:caps])
     assert plan.planned_share <= 0.25
     assert plan.round_sizes[0] >= 3
@@ -307,20 +307,20 @@ def test_three_hooks_with_a_round_are_within_a_quarter(budget: str, caps: int) -
 
 @pytest.mark.parametrize(("caps", "expected"), [([], True), (["2"], False)])
 def test_lists_join_where_torch_takes_them_and_no_sizes_are_named(caps: list[str], *, expected: bool) -> None:
-    """Go by what was seen of the workload, which a resumed run keeps."""
+    """Offer lists by the recorded facts of the workload."""
     facts = dataclasses.replace(make_facts(), takes_lists=True)
     assert expected == make_plan(facts, caps=caps)._chooser.allows_lists
     assert not make_plan(caps=caps)._chooser.allows_lists
 
 
 def test_named_bucket_sizes_with_equal_layouts_are_one() -> None:
-    """Let the default stand for them."""
+    """Replace named sizes with equal layouts by the default."""
     plan = make_plan(make_facts(4, 1.0), caps=["25", "100", "2"])
     assert ["default", "25", "2"] == [case.bucket_cap_mb for case in plan.candidates if case.hook == "none"]
 
 
 def test_an_undecided_first_look_is_followed_by_a_second_one() -> None:
-    """Add as many fresh launches where the cost allows it, of the same settings, and judge them at a higher level."""
+    """Add as many confirmation launches within the cost, and judge at a higher level."""
     plan = make_plan(budget="rigorous", hooks=["none", "fp16", "bf16"])
     world = World(plan=plan, link=Link(gbit=4000.0), misfit=0.0, noise=0.03)
     played = play(world)
@@ -333,7 +333,7 @@ def test_an_undecided_first_look_is_followed_by_a_second_one() -> None:
 
 
 def test_there_is_no_second_look_where_the_number_of_launches_was_named() -> None:
-    """Make what was asked for, and no more."""
+    """Make exactly the requested number of launches."""
     world = World(plan=make_plan(budget="rigorous", confirm_launches=7), link=Link(gbit=1000.0), noise=0.02)
     requests = play(world).requests
     assert ("confirm", 7) == (requests[-1].name, requests[-1].budget.launches)
@@ -342,7 +342,7 @@ def test_there_is_no_second_look_where_the_number_of_launches_was_named() -> Non
 
 @pytest.mark.slow
 def test_more_fresh_launches_may_be_asked_for_later() -> None:
-    """Leave all that was measured as it is and add to the confirmation."""
+    """Add confirmation launches to a complete run, and keep all others."""
     world = World(plan=make_plan(budget="quick"), noise=0.02)
     before = play(world)
     later = World(plan=dataclasses.replace(world.plan, confirm_launches=20), noise=0.02)
@@ -353,7 +353,7 @@ def test_more_fresh_launches_may_be_asked_for_later() -> None:
 
 
 def test_a_time_limit_is_shared_out() -> None:
-    """Give calibration and rounds their shares, the confirmation the rest; but network and calibration a launch."""
+    """Divide the time limit among the stages, with one launch of network and calibration."""
     world = World(plan=make_plan(budget="quick", time_limit_s=100.0))
     requests = play(world).requests
     limits = {request.name: request.time_limit_s for request in requests}
@@ -366,7 +366,7 @@ def test_a_time_limit_is_shared_out() -> None:
 
 @pytest.mark.slow
 def test_the_first_blocks_leave_time_for_all_that_is_planned() -> None:
-    """Count the blocks of rounds and fresh launches with those of the calibration, which fixes how long they are."""
+    """Include all planned blocks when calibration fixes their length."""
     world = World(plan=make_plan(budget="standard"), misfit=0.0)
     first, *later = play(world).requests[1:]
     planned = [r for r in later if r.first_launch < r.budget.launches and r.name != "confirm"]
@@ -382,7 +382,7 @@ def test_the_first_blocks_leave_time_for_all_that_is_planned() -> None:
 
 
 def kept_plan(**changes: Any) -> Mapping[str, Any]:
-    """Return what must be equal for a tuning to be resumed."""
+    """Return the fields that must be equal to resume a tuning."""
     plan: Mapping[str, Any] = tuning_task(make_plan(**changes)).header()["plan"]
     return plan
 
@@ -397,7 +397,7 @@ def kept_plan(**changes: Any) -> Mapping[str, Any]:
     ],
 )
 def test_what_was_asked_for_is_part_of_the_plan(changes: dict[str, Any], difference: str) -> None:
-    """Refuse to resume under other options than to leave them out of account."""
+    """Refuse to resume under other options."""
     check_plan(Path("r"), {"plan": kept_plan()}, kept_plan())
     with pytest.raises(InputError, match="holds a run with another plan") as refused:
         check_plan(Path("r"), {"plan": kept_plan()}, kept_plan(**changes))
@@ -417,7 +417,7 @@ def test_facts_are_reused_for_the_same_workload_and_batch_only(tmp_path: Path) -
 
 
 class KeptRun:
-    """As much of a store as a rank asks between launches."""
+    """The part of a store that a rank reads between launches."""
 
     def __init__(self) -> None:
         self.records: list[AnyRecord] = []
@@ -429,7 +429,7 @@ class KeptRun:
 
 
 def invoke(world: World, run: KeptRun) -> list[tuple[str, int]]:
-    """Make what one invocation under mpirun makes; return its launches."""
+    """Simulate one invocation under mpirun; return its launches."""
     identity = Identity(role="rank", world_size=2)
     ranks = _Standalone(world.plan.stages(), identity, lambda: None, SilentListener(), lambda _: None)  # type: ignore[arg-type, return-value]
     ledger, made = Ledger(run, SilentListener(), ""), []  # type: ignore[arg-type]
@@ -459,7 +459,7 @@ def test_manual_launches_of_required_stages_use_the_whole_limit() -> None:
 
 
 def test_launches_by_hand_come_to_the_same_as_the_conductor() -> None:
-    """Make one launch of training an invocation, after what it is decided from; end when nothing is left."""
+    """Make one training launch per invocation, and reach the conductor's choice."""
     world = World(plan=make_plan(budget="quick"), link=Link(gbit=1.0))
     run, made, reasons = KeptRun(), [], []
     while run.info.get("status") != "complete":

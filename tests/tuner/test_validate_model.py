@@ -1,4 +1,4 @@
-"""Tests of the benchmark that holds predictions and the tuner against everything measured."""
+"""Tests of the benchmark that compares predictions and the tuner with a full sweep."""
 
 import json
 import subprocess
@@ -26,18 +26,18 @@ BENCHMARKS = HERE.parent / "benchmarks"
 
 @pytest.fixture
 def findings(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
-    """Return benchmarks/model_findings.py as a module."""
+    """Return the module benchmarks/model_findings.py."""
     return load_benchmark("model_findings")
 
 
 @pytest.fixture
 def validate_model(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
-    """Return benchmarks/validate_model.py as a module."""
+    """Return the module benchmarks/validate_model.py."""
     return load_benchmark("validate_model")
 
 
 def judged(findings: ModuleType, **changes: Any) -> Any:
-    """Return a scenario in which all went well."""
+    """Return a scenario that met all aims."""
     fields = {
         "scenario": "mlp@1gbit",
         "settings": 18,
@@ -65,7 +65,7 @@ def judged(findings: ModuleType, **changes: Any) -> Any:
 
 
 def point(*, density: float = 0.01, has_won: bool | None = True, agrees: bool | None = True) -> dict[str, Any]:
-    """Return a density at which top-k was tried."""
+    """Return a density at which top-k was measured."""
     where = {"where": "mlp, 2 hosts, 1gbit", "world_size": 2, "predicted": 0.3, "speedup": 2.0}
     return {**where, "density": density, "has_won": has_won, "agrees": agrees}
 
@@ -90,7 +90,7 @@ def outcomes(found: Any) -> list[bool]:
     ],
 )
 def test_one_bad_scenario_fails(findings: ModuleType, changes: dict[str, Any], met: list[bool]) -> None:
-    """Ask every scenario for the choice, its cost, and one at least to keep the default as nothing is to be gained."""
+    """Require choice and cost of every scenario, and one that keeps the default."""
     good = judged(findings, **({"gain_ci": None, "verdict": "keep"} if "gain_ci" in changes else {}))
     found = findings.Findings(judged=[good, judged(findings, **changes)])
     assert met == outcomes(found)
@@ -103,7 +103,7 @@ def test_one_bad_scenario_fails(findings: ModuleType, changes: dict[str, Any], m
 def test_errors_are_medians_over_held_out_predictions(
     findings: ModuleType, part: str, quantity: str, aim: float
 ) -> None:
-    """Use absolute errors of held-out predictions only."""
+    """Return the median absolute error of held-out predictions."""
     for error, met in ((0.9 * aim, True), (1.1 * aim, False), (-1.1 * aim, False)):
         found = findings.Findings()
         held = [HeldOutPair(what="", predicted=1 + shift, measured=1.0) for shift in (0.0, error, 5.0)]
@@ -113,7 +113,7 @@ def test_errors_are_medians_over_held_out_predictions(
 
 
 def test_break_even_needs_both_sides(findings: ModuleType) -> None:
-    """Ask for four points that were shown, on both sides, and for none that is otherwise."""
+    """Require four decided points on both sides, and no contradiction."""
     won, lost = point(), point(density=0.5, has_won=False)
     unclear, wrong = point(has_won=None, agrees=None), point(agrees=False)
     for points, met in (
@@ -127,7 +127,7 @@ def test_break_even_needs_both_sides(findings: ModuleType) -> None:
 
 
 def test_everything_stands_in_a_table(findings: ModuleType) -> None:
-    """Print scenarios, errors, curves, points and aims, also where something is not known."""
+    """Print scenarios, errors, curves, points and aims, also if unknown."""
     empty = {"regret_ci": (-0.01, 0.2), "regret_fair": None, "rank_correlation": None, "step_error": None}
     found = findings.Findings(judged=[judged(findings, **empty)], points=[point(), point(has_won=None, agrees=None)])
     found.add("growth", "a curve", "time_us", "held_out", [HeldOutPair(what="8 B", predicted=1.0, measured=2.0)])
@@ -137,7 +137,7 @@ def test_everything_stands_in_a_table(findings: ModuleType) -> None:
 def test_only_settings_that_were_not_calibrated_on_are_held_out(
     findings: ModuleType, validate_model: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keep default buckets apart, which predictions are fitted to, though rounds have measured them again."""
+    """Hold out only settings that predictions were not fitted to."""
     world = World(plan=make_plan(caps=["2", "5", "100"]))
     records = play(world).records
     found = recommend(training_records(records), world.plan.info)
@@ -187,7 +187,7 @@ def test_only_settings_that_were_not_calibrated_on_are_held_out(
     ],
 )
 def test_scenarios_are_named(validate_model: ModuleType, name: str, expected: tuple[Any, ...] | None) -> None:
-    """Read a workload, a batch and a rate, and refuse anything else."""
+    """Parse a workload, a batch and a rate, and refuse anything else."""
     if expected is None:
         with pytest.raises(InputError):
             validate_model.Scenario.parse(name)
@@ -200,7 +200,7 @@ def test_scenarios_are_named(validate_model: ModuleType, name: str, expected: tu
 def test_finished_commands_are_not_run_again(
     validate_model: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Note what went well, repeat what failed and say where to look."""
+    """Record finished commands, repeat failed ones, and name their log."""
     program = "import sys; sys.exit('bad' in sys.argv)"
     monkeypatch.setattr(validate_model, "COMMBENCH", (sys.executable, "-c", program))
     shown: list[str] = []
@@ -222,7 +222,7 @@ def test_finished_commands_are_not_run_again(
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("mark")
 def test_a_scenario_is_measured_and_judged(tmp_path: Path) -> None:
-    """Sweep, tune, and judge one scenario; the same command again measures nothing and judges the same."""
+    """Sweep, tune and judge one scenario; a second call measures nothing."""
     pytest.importorskip("torch")
     pytest.importorskip("mpi4py")
     command = [sys.executable, str(BENCHMARKS / "validate_model.py"), "--quick", "--parts", "scenarios"]

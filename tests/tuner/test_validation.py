@@ -1,4 +1,4 @@
-"""Tests of how predictions and a tuner's choice are held against everything measured."""
+"""Tests of comparing predictions and the tuner's choice with a full sweep."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ LAUNCHES = (1.0, 1.3, 0.9)
 
 
 def sweep(**changes: Sequence[float]) -> Exhaustive:
-    """Return a sweep of four settings in three uneven launches, 20, 18, 15 and 10 ms at their usual speed."""
+    """Return a sweep of four settings in three uneven launches: 20, 18, 15 and 10 ms."""
     times = {"base": (20.0,) * 3, "five": (18.0,) * 3, "fp16": (15.0,) * 3, "topk": (10.0,) * 3, **changes}
     cases = {"base": BASE, "five": FIVE, "fp16": FP16, "topk": TOPK}
     records = [
@@ -51,7 +51,7 @@ def _failed() -> list[TrainingRecord]:
 
 
 def test_the_best_is_found_launch_by_launch() -> None:
-    """Compare within launches, and leave out what failed and what only measures."""
+    """Compare within launches, without failed cases and instruments."""
     swept = sweep()
     assert {BASE, FIVE, FP16, TOPK} == set(swept.settings)
     assert (BASE, TOPK, pytest.approx(1.0)) == (swept.baseline.case, swept.best.case, swept.gain)
@@ -61,7 +61,7 @@ def test_the_best_is_found_launch_by_launch() -> None:
 
 
 def test_fresh_launches_decide_the_regret() -> None:
-    """Compare with the sweep's best if both were measured again."""
+    """Compare with the sweep's best in confirmation if both were confirmed."""
     fresh = Exhaustive.of(
         [r for case, ms in ((BASE, 10.0), (FIVE, 5.0), (TOPK, 4.0)) for r in make_training_launches([ms] * 3, case)],
         make_training_info(),
@@ -71,7 +71,7 @@ def test_fresh_launches_decide_the_regret() -> None:
 
 
 def test_a_sweep_has_two_further_blocks_of_the_default_however_many_were_made() -> None:
-    """Count one block of each setting in every launch, and those that watch for drift as planned."""
+    """Count one block per setting and launch, plus the planned drift blocks."""
     found = sweep().settings
     drifting = [dataclasses.replace(r, block_lengths=[*r.block_lengths] * 2) for r in found[BASE].records]
     others = [r for case, one in found.items() if case != BASE for r in one.records]
@@ -79,7 +79,7 @@ def test_a_sweep_has_two_further_blocks_of_the_default_however_many_were_made() 
 
 
 def test_regret_is_a_ratio_of_steps() -> None:
-    """Say that nothing is lost by the best, and by another what it takes longer in the same launches."""
+    """Return no regret for the best, and the ratio of steps for others."""
     swept = sweep()
     assert (0.0, None, 0.0) == dataclasses.astuple(swept.regret(TOPK))
     assert "within" == swept.regret(TOPK).outcome
@@ -89,7 +89,7 @@ def test_regret_is_a_ratio_of_steps() -> None:
 
 
 def test_noise_shows_nothing() -> None:
-    """Forgive 2 %, and what launches contradict each other about if they would show a larger difference."""
+    """Ignore 2 %, and larger differences that launches contradict."""
     assert "within" == sweep(fp16=(10.1, 10.1, 10.1)).regret(FP16).outcome
     unclear = sweep(fp16=(10.6, 10.3, 9.95)).regret(FP16)
     assert unclear.against_best > 0.02
@@ -101,7 +101,7 @@ def test_noise_shows_nothing() -> None:
 
 
 def test_fair_regret_is_free_of_luck() -> None:
-    """Find no regret on average where twenty settings are equals, though one of them always looks best."""
+    """Return no mean regret among twenty equal settings."""
     generator = np.random.default_rng(3)
     against_best, fair = [], []
     for _ in range(60):
@@ -116,7 +116,7 @@ def test_fair_regret_is_free_of_luck() -> None:
 
 
 def test_choice_with_the_same_buckets_counts() -> None:
-    """Take for a setting that was not measured the one that makes its buckets, and refuse any other."""
+    """Replace an unmeasured setting by one with the same buckets, and refuse others."""
     ten, records = make_training_case(cap="10"), [r for one in sweep().settings.values() for r in one.records]
     swept = Exhaustive.of(records, {"same_layout": {ten.key: FIVE.key}})
     assert swept.find(ten) is swept.settings[FIVE]
@@ -148,7 +148,7 @@ def test_the_choice_is_the_recommended_setting(verdict: str, expected: TrainingC
 
 
 def test_predictions_stand_beside_the_sweep() -> None:
-    """Give errors of steps and of speedups, the latter free of what the level of the prediction is off."""
+    """Return errors of steps and of speedups, the latter without the common offset."""
     predicted = {BASE: 40.0, FIVE: 36.0, TOPK: 22.0, make_training_case(cap="50"): 1.0}
     steps, speedups = compare_steps(sweep(), predicted), compare_speedups(sweep(), predicted)
     assert ([BASE, FIVE, TOPK], [FIVE, TOPK]) == (list(steps), list(speedups))
@@ -164,13 +164,13 @@ def test_predictions_stand_beside_the_sweep() -> None:
     [([1.0, 2.0, 9.0], 1.0), ([9.0, 2.0, 1.0], -1.0), ([1.0, 3.0, 2.0], 0.5), ([2.0, 2.0, 2.0], None), ([1.0], None)],
 )
 def test_rank_correlation(predicted: list[float], expected: float | None) -> None:
-    """Be Spearman's, which goes by order alone; none where there is no order."""
+    """Match Spearman's correlation; return None without an order."""
     held = [HeldOutPair(what="", predicted=one, measured=float(i + 1) ** 3) for i, one in enumerate(predicted)]
     assert (None if expected is None else pytest.approx(expected)) == rank_correlation(held)
 
 
 def test_rank_correlation_shares_ranks_of_equals() -> None:
-    """Agree with the textbook where values are equal: 0.949 for 1 2 2 3 against 1 2 3 4."""
+    """Match the textbook with ties: 0.949 for 1 2 2 3 against 1 2 3 4."""
     held = [HeldOutPair(what="", predicted=p, measured=m) for p, m in ((1, 1), (2, 2), (2, 3), (3, 4))]
     assert pytest.approx(0.9487, abs=1e-4) == rank_correlation(held)
 
@@ -179,12 +179,12 @@ def test_rank_correlation_shares_ranks_of_equals() -> None:
 
 
 def ring(ranks: int, size: int) -> float:
-    """Return what a ring all-reduce takes over 1 Gbit/s, in microseconds."""
+    """Return the microseconds of a ring all-reduce over 1 Gbit/s."""
     return 2 * (ranks - 1) * (30 + size / ranks / 125)
 
 
 def collectives(world_sizes: Sequence[int], sizes: Sequence[int]) -> list[Record]:
-    """Return six launches of Gloo's all-reduce on so many of 8 ranks."""
+    """Return six launches of Gloo's all-reduce on some of 8 ranks."""
     return [
         record
         for ranks in world_sizes
@@ -202,7 +202,7 @@ SIZES = [2**power for power in range(12, 24)]
 
 
 def test_every_other_size_is_held_out() -> None:
-    """Predict sizes between measured ones within a few percent, and never the ends."""
+    """Predict sizes between measured ones within a few percent."""
     ((key, held),) = compare_held_out_sizes(collectives([2], SIZES)).items()
     assert ("all_reduce", "gloo", 2) == (key.operation, key.backend, key.world_size)
     assert [f"{size} B" for size in SIZES[1:-1:2]] == [one.what for one in held]
@@ -211,7 +211,7 @@ def test_every_other_size_is_held_out() -> None:
 
 
 def test_more_ranks_are_held_out() -> None:
-    """Predict 6 and 8 ranks from 2 to 4, which are not looked at."""
+    """Predict 6 and 8 ranks from 2 to 4."""
     records = collectives([2, 3, 4, 6, 8], SIZES[4:])
     info = {"nodes": 8, "ranks_per_node": 1, "world_size": 8}
     held = compare_held_out_ranks(records, info, 4, has_shared_cores=False)
@@ -225,7 +225,7 @@ def test_more_ranks_are_held_out() -> None:
 
 
 def test_keys_of_the_same_layout_are_read_from_json() -> None:
-    """Survive the journey through run.json."""
+    """Read the keys back from run.json."""
     info = json.loads(json.dumps({"same_layout": {make_training_case(cap="10").key: FIVE.key}}))
     records = [r for one in sweep().settings.values() for r in one.records]
     assert {make_training_case(cap="10"): FIVE} == Exhaustive.of(records, info).same_layout
