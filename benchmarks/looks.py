@@ -19,7 +19,7 @@ from rich.table import Table
 
 from commbench.cli.terminal import make_console
 from commbench.results.trained import Speedup
-from commbench.stats import MARGIN, Floats, launch_interval, median
+from commbench.stats import MARGIN, Floats, median, student_interval
 from commbench.tuner.decision import judge, level_of
 
 #: Launches of the first look and of the second.
@@ -56,24 +56,27 @@ def simulate(gain: float, looks: tuple[int, int], alternatives: int, *, runs: in
     for _ in range(runs):
         default, *others = SPREAD * generator.standard_normal((1 + alternatives, first + more))
         ratios = [gain * np.exp(default - other) for other in others]
-        found = _judged([one[:first] for one in ratios], is_second=False)
-        if more and _verdict(found) == "inconclusive":
+        speedups = _judged([of_setting[:first] for of_setting in ratios], is_second=False)
+        if more and _verdict(speedups) == "inconclusive":
             second += 1
-            found = _judged(ratios, is_second=True)
-        interval = max(found, key=lambda one: one.ratio).interval
-        changes += _verdict(found) == "change"
+            speedups = _judged(ratios, is_second=True)
+        interval = max(speedups, key=lambda speedup: speedup.ratio).interval
+        changes += _verdict(speedups) == "change"
         misses += interval is None or not interval.low <= gain <= interval.high
     return Erred(changes=changes / runs, misses=misses / runs, second=second / runs)
 
 
 def _judged(ratios: Sequence[Floats], *, is_second: bool) -> list[Speedup]:
-    """The speedups of all alternatives as a recommendation has them."""
+    """Return the speedups of all alternatives as a recommendation has them: short blocks have Student's interval."""
     level = level_of(len(ratios), is_second=is_second)
-    return [Speedup(ratio=median(one), launches=len(one), interval=launch_interval(one, level)) for one in ratios]
+    return [
+        Speedup(ratio=median(of_setting), launches=len(of_setting), interval=student_interval(of_setting, level))
+        for of_setting in ratios
+    ]
 
 
-def _verdict(found: Sequence[Speedup]) -> str:
-    verdicts = [judge(one) for one in found]
+def _verdict(speedups: Sequence[Speedup]) -> str:
+    verdicts = [judge(speedup) for speedup in speedups]
     return next((verdict for verdict in ("change", "inconclusive") if verdict in verdicts), "keep")
 
 
