@@ -219,7 +219,7 @@ def _with_steps(row: TrainingRow, trained_case: Trained) -> TrainingRow:
 
 def _with_parts(row: TrainingRow, timed: Sequence[TrainingRecord]) -> TrainingRow:
     """Fill the columns made of one number a launch."""
-    medians = {name: median_known(getattr(record, name) for record in timed) for name in _PARTS}
+    medians: dict[str, Any] = {name: median_known(getattr(record, name) for record in timed) for name in _PARTS}
     agree = [record.ranks_agree for record in timed if record.ranks_agree is not None]
     memory = [record.peak_memory_bytes for record in timed if record.peak_memory_bytes is not None]
     return dataclasses.replace(
