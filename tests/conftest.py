@@ -153,7 +153,7 @@ def mpi_environment(mpirun: MpirunLauncher) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def run_ranks(mpirun: MpirunLauncher, mpi_environment: dict[str, str]) -> RunRanks:
-    """Return ``run_ranks(n, script, *arguments, timeout=120)``: the JSON that rank 0 of ``ranks/script`` printed last."""
+    """Return ``run_ranks(n, script, *arguments)``: the JSON that rank 0 of ``ranks/script`` printed last."""
 
     def run(ranks: int, script: str, *arguments: str, timeout: float = 120) -> Any:
         command = [

@@ -16,7 +16,7 @@ from commbench.collectives.cases import Case
 from commbench.collectives.composed import MATRIX, operation_in_pattern
 from commbench.collectives.patterns import rank_list
 from commbench.engine.communicator import Communicator
-from commbench.engine.control import agree_on
+from commbench.engine.control import agree_on, gather_everywhere
 from commbench.engine.flags import raised_flags
 from commbench.engine.gpu_clocks import Reading, clocks_between
 from commbench.engine.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
@@ -28,8 +28,9 @@ from commbench.engine.setup import Checked, Prepared, prepare, sets_needed
 from commbench.engine.stopping import Sampler
 from commbench.engine.timing.clocks import is_close
 from commbench.engine.timing.loops import Timer
-from commbench.engine.visits import are_many_late, extended
+from commbench.engine.visits import DISTURBED_SHARE, are_many_late, extended
 from commbench.errors import Reason, UnsupportedError
+from commbench.system.process import waiting_s
 
 #: Pairs that the reason of a wrong matrix names.
 NAMED_PAIRS = 3
@@ -86,6 +87,8 @@ class Measurement:
         self._sampler: Sampler
         self._checked: Checked
         self._repeated_s = 0.0
+        self._repeatable = 0
+        """Visits that may yet be repeated if disturbed."""
         self._first: Record
         """Conditions of the case, as the first visit found them."""
 
@@ -132,6 +135,7 @@ class Measurement:
             calls = sampler.warm_up(fixed and replace(fixed, batch=max(1, fixed.batch // together)))
             self._calls_batch = calls.batch
             settled = self.settings = replace(calls, batch=calls.batch * together)
+            self._repeatable = settled.visits // 2
             before = session.read_clock(communicator)  # after warm-up: the clock of an idle GPU is low
             samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
             after = session.read_clock(communicator)
@@ -166,9 +170,16 @@ class Measurement:
         with stopwatch.measuring():
             sampler.begin_visit(self.settings, is_first=False)
             before = session.read_clock(communicator)
+            disturbance = Disturbance(counts_delay=not (communicator.own_threads or session.oversubscribed))
             samples = sampler.collect(_no_samples(sampler, prepared, session), self._calls_batch)
+            is_disturbed = self._repeatable > 0 and disturbance.share() > DISTURBED_SHARE
             after = session.read_clock(communicator)
-        record = self._finish(replace(self._first, visit=self.visits_made), samples, (before, after), stopwatch)
+        first = replace(self._first, visit=self.visits_made)
+        if any(gather_everywhere(session.control, is_disturbed)):
+            first = replace(first, disturbed=1)
+            self.visits_made -= 1
+            self._repeatable -= 1
+        record = self._finish(first, samples, (before, after), stopwatch)
         if record is None:
             return None
         return replace(record, revisiting_s=round(record.measuring_s + record.other_s - record.repeating_s, 6))
@@ -216,6 +227,24 @@ class Measurement:
             self._kept_bytes = needed
             session.kept_bytes += needed
         return bool(self._kept_bytes) and not self.is_finished
+
+
+class Disturbance:
+    """The share of time that this rank has waited for a CPU, or that other guests had CPUs, since this was made.
+
+    Args:
+        counts_delay: whether this thread has a CPU of its own, so that waiting for one is a disturbance.
+    """
+
+    def __init__(self, *, counts_delay: bool) -> None:
+        self._counts_delay = counts_delay
+        self._begun, (self._delay_s, self._stolen_s) = time.perf_counter(), waiting_s()
+
+    def share(self) -> float:
+        """Return the share so far."""
+        lasted_s, (delay_s, stolen_s) = time.perf_counter() - self._begun, waiting_s()
+        waited_s = delay_s - self._delay_s if self._counts_delay else 0.0
+        return max(waited_s, stolen_s - self._stolen_s) / max(lasted_s, 1e-9)
 
 
 class Stopwatch:

@@ -28,6 +28,8 @@ PILOT_S = 0.002
 MOST_WARMUPS, WARMUP_S = 20, 0.001
 #: Above this share of late starts a record is flagged.
 FLAGGED_LATE = 0.2
+#: A visit is disturbed if a rank waited longer than this share of it for a CPU, or if other guests had CPUs so long.
+DISTURBED_SHARE = 0.1
 #: Flags that are determined again when a visit is added.
 _JUDGED = frozenset({"bimodal", "unsteady", "late"})
 
@@ -114,7 +116,12 @@ def launch_value(record: Record) -> float:
 
 
 def extended(record: Record, visit: Record) -> Record:
-    """Return the record of a launch with one more visit; a visit without result takes the place of all before it."""
+    """Return the record of a launch with one more visit; a visit without result takes the place of all before it.
+
+    A disturbed visit is counted only: another one has taken its place.
+    """
+    if visit.disturbed and record.status == "ok":
+        return replace(record, disturbed=record.disturbed + visit.disturbed)
     if visit.status != "ok" or record.status != "ok":
         return replace(visit, visit=0)
     lengths = [len(record.times_us), len(visit.times_us)]

@@ -170,9 +170,10 @@ class _Duty:
         )
         budget, settings = self.plan.budget, [planned.fixed for planned in self.plan.cases]
         rounds = rounds_of_launch(settings, budget)
+        more_rounds = rounds // 2  # for visits that are repeated
         measurements: dict[int, Measurement] = {}
         order = list(range(len(self.plan.cases)))
-        for round_number in range(rounds):
+        for round_number in range(rounds + more_rounds):
             for index in shuffled(order, self.plan.launch, round_number) if round_number else order:
                 case = self.plan.cases[index].case
                 assert isinstance(case, Case)  # noqa: S101 - what is trained comes with terms
@@ -188,7 +189,9 @@ class _Duty:
                         case, communicators[case.backend], session, launch=self.plan.launch, fixed=settings[index]
                     )
                 self._begin(index, case, number=next(self.numbers))
-                self._finish(measurement.visit(), share=1 / measurement.settings.visits)
+                record = measurement.visit()
+                is_repeated = record is not None and record.disturbed > 0
+                self._finish(record, share=0.0 if is_repeated else 1 / measurement.settings.visits)
         return True
 
     def train(self, terms: Terms, device: Device, meter: RunMeter) -> bool:

@@ -334,6 +334,7 @@ def _with_times(row: Row, timed: Sequence[Record]) -> Row:
         row,
         launches=len(timed),
         visits=_visits(timed),
+        disturbed=_total(None if r.stated else r.disturbed for r in timed),
         repetitions=_total(_repetitions(r) for r in timed),
         late_discarded=_total(None if r.stated else r.late_discarded for r in timed),
         time_us=stats.median(launch_medians(timed, ("ok", "wrong"))),

@@ -25,6 +25,22 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
+def waiting_s() -> tuple[float, float]:
+    """Return how long this thread has waited for a CPU, and the CPU time that the hypervisor gave to other guests.
+
+    In seconds since the start of the thread and of the system; 0 if the system does not report it. Sources: proc(5),
+    /proc/pid/schedstat and the field steal of /proc/stat, whose resolution is a tick, mostly 10 ms.
+    """
+    try:
+        delay_ns = int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1])
+        stolen = int(Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)[_STEAL])
+    except (OSError, ValueError, IndexError):
+        return 0.0, 0.0
+    return delay_ns / 1e9, stolen / os.sysconf("SC_CLK_TCK")
+
+
+#: Position of the field steal in the first line of /proc/stat, which begins with ``cpu``.
+_STEAL = 8
 _RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs
 
 

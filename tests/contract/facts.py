@@ -27,7 +27,7 @@ WORDS = frozenset({"case", "doubts", "evidence", "flags", "help", "paragraph", "
 }
 #: Columns and keys that came later than the record.
 ADDED = frozenset(
-    {"--visits", "blocks", "framework_us", "live", "repeating_s", "revisiting_s", "safe", "visit"}
+    {"--visits", "blocks", "disturbed", "framework_us", "live", "repeating_s", "revisiting_s", "safe", "visit"}
     | {"visit_lengths", "visits"}
 )
 #: A number in a text.

@@ -1,6 +1,8 @@
 """Tests of visits: rounds, settings, and the merged record."""
 
 import dataclasses
+import importlib
+import itertools
 from collections import Counter
 from itertools import pairwise
 
@@ -23,6 +25,7 @@ from commbench.engine.visits import (
 from commbench.stats import StoppingRule
 from commbench.stats.budgets import BUDGETS
 from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS
+from commbench.system.process import waiting_s
 
 QUICK = BUDGETS["quick"]
 
@@ -137,3 +140,40 @@ def test_later_launches_follow_the_plan() -> None:
     assert planned is not None
     for record in records[1:]:
         assert [planned.repetitions] * planned.visits == list(record.visit_lengths)
+
+
+MODULE = importlib.import_module("commbench.engine.measure")
+
+
+def test_a_disturbed_visit_is_repeated_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeat visits in which a rank waited for a CPU; keep the planned visits, and their times alone."""
+    calls = itertools.count()  # one of each of two ranks per later visit
+    monkeypatch.setattr(MODULE.Disturbance, "share", lambda _: 1.0 if next(calls) // 2 in {1, 4} else 0.0)
+    (record,) = FakeRun(visits=24).launch([fake_case()])
+    assert (2, PILOT_VISITS) == (record.disturbed, len(record.visit_lengths))
+    assert sum(record.visit_lengths) == len(record.times_us)
+
+
+def test_visits_are_repeated_at_most_half_as_often_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go on with the planned number of visits where all are disturbed."""
+    monkeypatch.setattr(MODULE.Disturbance, "share", lambda _: 1.0)
+    (record,) = FakeRun(visits=24).launch([fake_case()])
+    assert (PILOT_VISITS // 2, PILOT_VISITS) == (record.disturbed, len(record.visit_lengths))
+
+
+@pytest.mark.parametrize(("delay_s", "stolen_s"), [(60.0, 0.0), (0.0, 60.0)])
+def test_waiting_for_a_cpu_is_no_disturbance_where_ranks_share_cpus(
+    monkeypatch: pytest.MonkeyPatch, delay_s: float, stolen_s: float
+) -> None:
+    """Count the time of other guests in any case, and waiting only where a rank has a CPU of its own."""
+    readings = itertools.count()
+    monkeypatch.setattr(MODULE, "waiting_s", lambda: (delay_s * (number := next(readings)), stolen_s * number))
+    own, shared = MODULE.Disturbance(counts_delay=True), MODULE.Disturbance(counts_delay=False)
+    assert own.share() > 1
+    assert (stolen_s > 0) == (shared.share() > 1)
+
+
+def test_the_kernel_counts_what_this_thread_waits() -> None:
+    """Read counters that do not fall."""
+    before, after = waiting_s(), waiting_s()
+    assert all(0 <= early <= late for early, late in zip(before, after, strict=True))
