@@ -31,7 +31,7 @@ WITHOUT_MPI = (
 
 
 def missing_library(backend: str) -> str | None:
-    """One sentence on the package that ``backend`` lacks on this machine and how to install it; None if none is."""
+    """Return a sentence on the package that ``backend`` lacks and how to install it; None if none is missing."""
     for package in find_backend(backend).packages:
         if find_spec(package.name) is None:
             return f"Backend {backend} needs {package.name}, which is not installed: {package.remedy}."
@@ -39,7 +39,7 @@ def missing_library(backend: str) -> str | None:
 
 
 def connect_control(launcher: str, world_size: int, *, carries_mpi: bool = True) -> Control:
-    """Return the control plane among the ranks that ``launcher`` started: MPI's, or torch's if MPI does not see them.
+    """Connect the ranks that ``launcher`` started by a control plane: MPI's, or torch's if MPI does not see them.
 
     Raises:
         InputError: the library is missing, or it does not see the ranks that the launcher started.
@@ -56,7 +56,7 @@ def connect_control(launcher: str, world_size: int, *, carries_mpi: bool = True)
 
 
 def open_backend(backend: str, control: Control, launch: int = 0) -> Communicator:
-    """Open ``backend`` among all ranks of ``control``; collective; ``launch`` seeds the fake.
+    """Open ``backend`` among all ranks of ``control``; collective; ``launch`` seeds the fake backend.
 
     Raises:
         InputError: its library is missing, or it cannot be used under this launcher or on this machine.
@@ -94,7 +94,7 @@ def count_gpus(backend: str) -> int:
 
 
 def _cause(error: ImportError) -> str:
-    """Return one line on why an import failed; cupy puts it into a banner."""
+    """Return one line on why an import failed; cupy prints it within a banner."""
     lines = re.split(r"original error:", str(error), flags=re.IGNORECASE)[-1].splitlines()
     return next((line.strip() for line in lines if line.strip()), type(error).__name__)
 
@@ -106,7 +106,7 @@ class DeviceTrial:
     gpus: int = 0
     """The number of GPUs that it can use."""
     refusal: str | None = None
-    """A sentence on why it can use none."""
+    """A sentence on why it cannot use any GPU."""
 
 
 @functools.cache

@@ -49,7 +49,7 @@ def find_nccl_gpus(backend: str) -> list[str]:
 
 
 def check_nccl() -> None:
-    """Check that cupy can use NCCL: without NCCL, cupy is imported silently, and has none of its functions.
+    """Check that cupy can use NCCL: without NCCL, cupy imports without an error and lacks NCCL's functions.
 
     Raises:
         InputError: NCCL is missing or too old for this cupy.
@@ -66,7 +66,7 @@ def check_nccl() -> None:
 
 
 def _nccl_import_error() -> str:
-    """Return the import error that cupy suppressed, in brackets."""
+    """Return the import error that cupy suppressed, in parentheses."""
     try:
         importlib.import_module("cupy_backends.cuda.libs.nccl")
     except ImportError as error:
@@ -101,7 +101,7 @@ class DeviceBuffer:
         return int(self.memory.__cuda_array_interface__["data"][0]) + element * self.dtype.itemsize
 
     def shares_memory(self, other: DeviceBuffer) -> bool:
-        """Whether both buffers overlap: the operation is in place."""
+        """Return whether both buffers overlap: the operation is in place."""
         return self.address < other.address_of(other.count) and other.address < self.address_of(self.count)
 
 
@@ -129,7 +129,7 @@ class CupyMemory(Communicator):
         return int(self._properties.get("l2CacheSize", 0))
 
     def allocate(self, dtype: DataType, count: int) -> DeviceBuffer:
-        """See `Communicator.allocate`; cupy's memory begins on 512 bytes."""
+        """See `Communicator.allocate`; cupy aligns memory to 512 bytes."""
         with self._stream, _room_for(count * dtype.itemsize):
             return DeviceBuffer(cupy.zeros(count, dtype=dtype.storage), dtype)
 
@@ -153,7 +153,7 @@ class CupyMemory(Communicator):
             buffer.memory.view("uint8")[:] = STALE
 
     def count_wrong(self, buffer: DeviceBuffer, content: Content) -> int:
-        """See `Communicator.count_wrong`; compared on the device."""
+        """See `Communicator.count_wrong`; the device compares."""
         with self._stream, _room_for(buffer.nbytes):
             return content.moved(cupy.asarray).count_wrong(buffer.memory)
 

@@ -1,4 +1,4 @@
-"""The public fake: scripted times instead of communication, so that statistics and sweeps can be tested exactly.
+"""The fake backend: scripted times instead of communication, so that statistics and sweeps can be tested exactly.
 
 Nothing is sent and no rank waits. A repetition's timestamps are drawn from a `Script` whose true medians are known.
 """
@@ -33,10 +33,10 @@ class Regime:
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """The times that the fake pretends; every random draw follows from ``seed``, the launch and the call."""
+    """The times that the fake backend returns; ``seed``, the launch and the call determine every random draw."""
 
     regimes: Sequence[Regime] = (Regime(),)
-    """Sorted by ``from_bytes``; the start of each is a breakpoint of the curve."""
+    """Sorted by ``from_bytes``; each start is a breakpoint of the curve."""
     noise: float = 0.02
     """Standard deviation of the logarithm of a repetition's time."""
     launch_effect: float = 0.03
@@ -55,9 +55,9 @@ class Script:
     """The first repetitions of a call, ``warmup_factor`` times slower."""
     warmup_factor: float = 3.0
     wrong: Callable[[int], int] = field(default=lambda _rank: 0)
-    """Returns the number of wrong elements that a rank pretends to find."""
+    """Returns the number of wrong elements that a rank reports."""
     unsupported: Sequence[str] = ()
-    """Primitives that the fake refuses."""
+    """Primitives that the fake backend lacks."""
     seed: int = 0
 
     def time_us(self, call_bytes: int) -> float:
@@ -83,7 +83,7 @@ class FakeBuffer:
 class FakeCall(Call):
     """A call with its operation and size."""
 
-    what: str
+    primitive: str
     call_bytes: int
 
 
@@ -111,7 +111,7 @@ class FakeCommunicator(Communicator):
         return cls(control, launch=launch)
 
     def _split(self, groups: Sequence[Group]) -> FakeCommunicator | None:
-        """Follow the same script; all groups are equally fast."""
+        """Make the group's communicator with the same script; all groups are equally fast."""
         aside = self.size - sum(map(len, groups))
         own = next((group for group in groups if self.rank in group), None)
         return FakeCommunicator(self._control, self.script, self.launch, own, aside) if own else None
@@ -132,7 +132,7 @@ class FakeCommunicator(Communicator):
         """See `Communicator.allocate`."""
         return FakeBuffer(count, dtype.itemsize)
 
-    def part(self, buffer: FakeBuffer, offset: int, count: int) -> FakeBuffer:  # noqa: ARG002 - no memory behind it
+    def part(self, buffer: FakeBuffer, offset: int, count: int) -> FakeBuffer:  # noqa: ARG002 - the buffer has no memory
         """See `Communicator.part`."""
         return FakeBuffer(count, buffer.itemsize)
 
@@ -154,12 +154,12 @@ class FakeCommunicator(Communicator):
         """See `Communicator.empty`."""
         return FakeBuffer(0, 1)
 
-    def _fake(self, what: str, *buffers: FakeBuffer | None, blocks: int = 1, drawn_as: str = "") -> FakeCall:
+    def _fake(self, primitive: str, *buffers: FakeBuffer | None, blocks: int = 1, drawn_as: str = "") -> FakeCall:
         """Return a call of the largest buffer times ``blocks``; equal ``drawn_as`` draw equal times."""
-        if what in self.script.unsupported:
-            raise self._cannot(what)
+        if primitive in self.script.unsupported:
+            raise self._cannot(primitive)
         largest = max((b.nbytes for b in buffers if b), default=0)
-        return FakeCall(run=_nothing, what=drawn_as or what, call_bytes=largest * blocks)
+        return FakeCall(run=_nothing, primitive=drawn_as or primitive, call_bytes=largest * blocks)
 
     def all_reduce(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> Call:  # noqa: ARG002, D102
         return self._fake("all_reduce", send, receive)
@@ -186,17 +186,17 @@ class FakeCommunicator(Communicator):
         return self._fake("scatter", send, None if send else receive, blocks=1 if send else self.size)
 
     def iall_reduce(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> list[Call]:  # noqa: ARG002, D102
-        return [self._fake("iall_reduce", send, receive), FakeCall(run=_nothing, what="wait", call_bytes=-1)]
+        return [self._fake("iall_reduce", send, receive), FakeCall(run=_nothing, primitive="wait", call_bytes=-1)]
 
     def iall_gather(self, send: FakeBuffer, receive: FakeBuffer) -> list[Call]:  # noqa: D102
-        return [self._fake("iall_gather", send, receive), FakeCall(run=_nothing, what="wait", call_bytes=-1)]
+        return [self._fake("iall_gather", send, receive), FakeCall(run=_nothing, primitive="wait", call_bytes=-1)]
 
     def barrier(self) -> Call:
-        """Return a call that, when verified, is a real barrier of all groups together; its times are scripted."""
+        """Return a call that, when verified, is a real barrier of all groups; its times are scripted."""
         self._fake("barrier")
         if self._aside:
             raise self._cannot("barrier while ranks stand aside")
-        return FakeCall(run=self._control.barrier, what="barrier", call_bytes=0)
+        return FakeCall(run=self._control.barrier, primitive="barrier", call_bytes=0)
 
     def send(self, buffer: FakeBuffer, peer: int) -> Call:  # noqa: ARG002, D102
         return self._fake("send", buffer, drawn_as="message")
@@ -210,11 +210,11 @@ class FakeCommunicator(Communicator):
     def exchange_window(self, sends: Ends[FakeBuffer], receives: Ends[FakeBuffer], window: int) -> Call:  # noqa: D102
         message = self._fake("window", *(buffer for buffer, _ in [*sends, *receives]))
         streams = max(len(sends), len(receives))
-        return FakeCall(run=_nothing, what="window", call_bytes=message.call_bytes * window * streams)
+        return FakeCall(run=_nothing, primitive="window", call_bytes=message.call_bytes * window * streams)
 
 
 class FakeTimer:
-    """Draws timestamps instead of reading them; all ranks draw the same operation time, each its own arrival."""
+    """Draws timestamps instead of reading them: one operation time for all ranks, and an arrival time for each."""
 
     name = "python"
 
@@ -235,8 +235,10 @@ class FakeTimer:
     def run(self, calls: Sequence[Call], repetitions: int, batch: int) -> Repetitions:
         """See `commbench.engine.timing.loops.Timer.run`."""
         script, rank = self._communicator.script, self._communicator.rank
-        scripted = [call for call in calls if isinstance(call, FakeCall)]  # computing in between takes no scripted time
-        identity = tuple((call.what, call.call_bytes) for call in scripted)
+        scripted = [
+            call for call in calls if isinstance(call, FakeCall)
+        ]  # the computation between start and wait takes no scripted time
+        identity = tuple((call.primitive, call.call_bytes) for call in scripted)
         number = self._drawn[identity]
         self._drawn[identity] += repetitions
         shared = _generator(script.seed, self._communicator.launch, identity, number)

@@ -1,4 +1,4 @@
-"""Gloo through torch.distributed: the calls that DDP makes, on tensors that share memory with host buffers."""
+"""Gloo through torch.distributed: DDP's calls, on tensors that share memory with host buffers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from commbench.errors import UnsupportedError
 
 
 class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
-    """A Gloo process group; its operations end before the call returns."""
+    """A Gloo process group; its operations end before a call returns."""
 
     backend = "gloo"
     own_threads = True
@@ -114,17 +114,17 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
             leave_world(self._control)
 
     def iall_reduce(self, send: HostBuffer, receive: HostBuffer, redop: str) -> list[Call]:
-        """dist.all_reduce with async_op, and wait."""
+        """Prepare dist.all_reduce with async_op, and its wait."""
         if not send.shares_memory(receive):
             raise UnsupportedError("in_place_only")
         return start_all_reduce(self.tensor_of(receive), redop, self._group)
 
     def iall_gather(self, send: HostBuffer, receive: HostBuffer) -> list[Call]:
-        """dist.all_gather_into_tensor with async_op, and wait."""
+        """Prepare dist.all_gather_into_tensor with async_op, and its wait."""
         return start_all_gather(self.tensor_of(receive), self.tensor_of(send), self._group)
 
     def barrier(self) -> Call:
-        """dist.barrier."""
+        """Prepare dist.barrier."""
         return Call(run=lambda: dist.barrier(self._group))
 
 

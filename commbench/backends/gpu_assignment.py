@@ -1,4 +1,4 @@
-"""The GPU of each rank, NCCL's settings where ranks share a GPU, and the refusal of what does not fit its memory."""
+"""The GPU of each rank, NCCL's settings for ranks that share a GPU, and the error for buffers beyond its memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commbench.errors import UnsupportedError
 from commbench.system.clock import machine_id
 from commbench.units import format_size
 
-#: Settings under which ranks on one GPU can talk: NCCL takes each for a host of its own, and uses TCP.
+#: Settings that let ranks share a GPU: NCCL treats each rank as a separate host and uses TCP.
 _SHARING = {"NCCL_NET": "Socket", "NCCL_NVLS_ENABLE": "0"}
 
 
@@ -31,11 +31,11 @@ class AssignedGpu:
 def assign_gpu(control: Control, visible: Sequence[str]) -> AssignedGpu:
     """Assign a GPU to each rank before NCCL reads its settings; collective.
 
-    If all ranks of a host see all GPUs, its k-th rank gets the k-th GPU, round robin. A launcher may show each rank
-    other GPUs. Their PCI addresses tell them apart, also where containers of one machine have host names of their own.
-    Parts of one GPU (MIG) count as that GPU, as they do for NCCL.
+    If all ranks of a host see all GPUs, its k-th rank gets the k-th GPU, round robin. A launcher may show different
+    GPUs to each rank. PCI addresses identify them, even if containers of one machine have different host names. Parts
+    of one GPU (MIG) count as that GPU, as in NCCL.
 
-    Sets NCCL's variables for ranks that share a GPU, and has NCCL log its transports unless it logs already.
+    Sets NCCL's variables for ranks that share a GPU, and enables NCCL's log of transports unless a log is configured.
 
     Args:
         control: among all ranks of the launch.
@@ -54,7 +54,7 @@ def assign_gpu(control: Control, visible: Sequence[str]) -> AssignedGpu:
 
 
 def distribute(visible_by_rank: Sequence[tuple[str, Sequence[str]]]) -> tuple[list[int], int]:
-    """Give each rank in turn the GPU with the fewest ranks so far, the first such GPU in its own order.
+    """Give each rank in turn the GPU with the fewest ranks so far; of several, the first that the rank sees.
 
     Args:
         visible_by_rank: the machine of each rank and the GPUs that the rank sees.
@@ -74,11 +74,11 @@ def distribute(visible_by_rank: Sequence[tuple[str, Sequence[str]]]) -> tuple[li
 
 @contextmanager
 def room_for(nbytes: int, full: type[BaseException], free_bytes: Callable[[], int]) -> Iterator[None]:
-    """Turn the library's error of full GPU memory, raised inside, into a refusal of the case.
+    """Turn the library's out-of-memory error, raised inside, into `UnsupportedError`.
 
     Args:
         nbytes: the memory that is requested inside.
-        full: the type of the library's error.
+        full: the type of the library's out-of-memory error.
         free_bytes: returns the free memory of the GPU.
 
     Raises:

@@ -30,8 +30,8 @@ TAG = 7
 _c_handle = MPI._handleof  # noqa: SLF001
 _c_size = MPI._sizeof  # noqa: SLF001
 
-#: MPI's types for arithmetic; not every library has the 16-bit floats.
-_ARITHMETIC = {
+#: MPI's types for reductions; not every library has the 16-bit floats.
+_REDUCTION_TYPES = {
     "float64": "DOUBLE",
     "float32": "FLOAT",
     "float16": "FLOAT16_T",
@@ -39,17 +39,17 @@ _ARITHMETIC = {
     "int32": "INT32_T",
     "int8": "INT8_T",
 }
-#: Types of the same size for moves without arithmetic, which every library has.
-_MOVING = {"float16": "UINT16_T", "bfloat16": "UINT16_T"}
+#: Types of the same size for transfers without arithmetic; every library has these.
+_TRANSFER_TYPES = {"float16": "UINT16_T", "bfloat16": "UINT16_T"}
 _REDOPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "prod": MPI.PROD}
 
 
 class MpiCommunicator(HostCommunicator):
-    """A duplicate of MPI_COMM_WORLD, or the part on ``hosts`` that ``make`` creates, for measured messages only."""
+    """A duplicate of MPI_COMM_WORLD, or the communicator of ``make`` on ``hosts``, for measured messages only."""
 
     backend = "mpi"
     loops = ("native", "python")
-    most_elements = 2**31 - 1  # the C functions that the native loop calls count in an int
+    most_elements = 2**31 - 1  # the native loop calls C functions whose count is an int
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class MpiCommunicator(HostCommunicator):
 
     @property
     def takes_gpu_memory(self) -> bool:
-        """Whether the library states that it accepts addresses in GPU memory; another library crashes on them."""
+        """Whether the library reports that it accepts addresses in GPU memory; other libraries crash on them."""
         return takes_gpu_memory(self._library)
 
     def transport(self) -> str:
@@ -105,12 +105,12 @@ class MpiCommunicator(HostCommunicator):
         broadcast = self._c_call("MPI_Bcast", instant.ctypes.data, 1, _c_handle(MPI.INT64_T), 0, handle)
         barrier = [self._c_call("MPI_Barrier", handle)]
         if plan.method == "dissemination":
-            barrier = [self._c_exchange(distance, handle) for distance in _doubling(self._control.size)]
+            barrier = [self._c_exchange(distance, handle) for distance in _powers_of_two_below(self._control.size)]
         assert plan.method in METHODS  # noqa: S101 - choose_method yields nothing else
         return SyncCalls(barrier=barrier, broadcast=[broadcast], instant=instant)
 
     def _c_exchange(self, distance: int, comm: int) -> tuple[int, ...]:
-        """Return one round of a dissemination barrier: an empty message to the right and one from the left."""
+        """Return one round of a dissemination barrier: empty messages to rank + distance and from rank - distance."""
         address, byte = self._control.instant.ctypes.data, _c_handle(MPI.BYTE)
         rank, size = self._control.rank, self._control.size
         target, source = (rank + distance) % size, (rank - distance) % size
@@ -134,7 +134,7 @@ class MpiCommunicator(HostCommunicator):
         return MpiCommunicator(self._control, make, [self._hosts[rank] for rank in groups[number]])
 
     def close(self) -> None:
-        """Free the communicator and its parts."""
+        """Free the communicator and those of its groups."""
         super().close()
         self._comm.Free()
 
@@ -149,22 +149,22 @@ class MpiCommunicator(HostCommunicator):
     # Collectives
 
     def all_reduce(self, send: HostBuffer, receive: HostBuffer, redop: str) -> Call:
-        """MPI_Allreduce."""
-        op, kind, count = _op(redop), _arithmetic(receive.dtype), receive.count
-        spec = [receive.memory, count, kind]
-        source, address = self._source(send, receive, send.count, kind)
+        """Prepare MPI_Allreduce."""
+        op, datatype, count = _op(redop), _reduction_type(receive.dtype), receive.count
+        spec = [receive.memory, count, datatype]
+        source, address = self._source(send, receive, send.count, datatype)
         return self._call(
             "MPI_Allreduce",
             lambda: self._comm.Allreduce(source, spec, op),
-            *(address, receive.address, count, _c_handle(kind), _c_handle(op)),
+            *(address, receive.address, count, _c_handle(datatype), _c_handle(op)),
         )
 
     def all_gather(self, send: HostBuffer, receive: HostBuffer) -> Call:
-        """MPI_Allgather."""
-        kind, block = _moving(receive.dtype), receive.count // self.size
-        spec = [receive.memory, block, kind]
-        source, address = self._source(send, receive, block, kind)
-        handle = _c_handle(kind)
+        """Prepare MPI_Allgather."""
+        datatype, block = _transfer_type(receive.dtype), receive.count // self.size
+        spec = [receive.memory, block, datatype]
+        source, address = self._source(send, receive, block, datatype)
+        handle = _c_handle(datatype)
         return self._call(
             "MPI_Allgather",
             lambda: self._comm.Allgather(source, spec),
@@ -172,25 +172,25 @@ class MpiCommunicator(HostCommunicator):
         )
 
     def reduce_scatter(self, send: HostBuffer, receive: HostBuffer, redop: str) -> Call:
-        """MPI_Reduce_scatter_block."""
-        op, kind, block = _op(redop), _arithmetic(send.dtype), send.count // self.size
+        """Prepare MPI_Reduce_scatter_block."""
+        op, datatype, block = _op(redop), _reduction_type(send.dtype), send.count // self.size
         in_place = send.shares_memory(receive)
         target = send if in_place else receive
         # mpi4py counts both sides of this function in elements of one block.
-        spec = [target.memory, block, kind]
-        source, address = self._source(send, target, block, kind)
+        spec = [target.memory, block, datatype]
+        source, address = self._source(send, target, block, datatype)
         return self._call(
             "MPI_Reduce_scatter_block",
             lambda: self._comm.Reduce_scatter_block(source, spec, op),
-            *(address, target.address, block, _c_handle(kind), _c_handle(op)),
+            *(address, target.address, block, _c_handle(datatype), _c_handle(op)),
         )
 
     def all_to_all(self, send: HostBuffer, receive: HostBuffer) -> Call:
-        """MPI_Alltoall."""
-        kind, block = _moving(receive.dtype), receive.count // self.size
-        spec = [receive.memory, block, kind]
-        source, address = self._source(send, receive, block, kind)
-        handle = _c_handle(kind)
+        """Prepare MPI_Alltoall."""
+        datatype, block = _transfer_type(receive.dtype), receive.count // self.size
+        spec = [receive.memory, block, datatype]
+        source, address = self._source(send, receive, block, datatype)
+        handle = _c_handle(datatype)
         return self._call(
             "MPI_Alltoall",
             lambda: self._comm.Alltoall(source, spec),
@@ -198,33 +198,33 @@ class MpiCommunicator(HostCommunicator):
         )
 
     def broadcast(self, buffer: HostBuffer, root: int) -> Call:
-        """MPI_Bcast."""
-        kind = _moving(buffer.dtype)
-        spec = [buffer.memory, buffer.count, kind]
+        """Prepare MPI_Bcast."""
+        datatype = _transfer_type(buffer.dtype)
+        spec = [buffer.memory, buffer.count, datatype]
         return self._call(
             "MPI_Bcast",
             lambda: self._comm.Bcast(spec, root),
-            *(buffer.address, buffer.count, _c_handle(kind), root),
+            *(buffer.address, buffer.count, _c_handle(datatype), root),
         )
 
     def reduce(self, send: HostBuffer, receive: HostBuffer | None, redop: str, root: int) -> Call:
-        """MPI_Reduce."""
-        op, kind = _op(redop), _arithmetic(send.dtype)
-        spec = [receive.memory, receive.count, kind] if receive else None
-        source, address = self._source(send, receive, send.count, kind)
+        """Prepare MPI_Reduce."""
+        op, datatype = _op(redop), _reduction_type(send.dtype)
+        spec = [receive.memory, receive.count, datatype] if receive else None
+        source, address = self._source(send, receive, send.count, datatype)
         target = receive.address if receive else 0
         return self._call(
             "MPI_Reduce",
             lambda: self._comm.Reduce(source, spec, op, root),
-            *(address, target, send.count, _c_handle(kind), _c_handle(op), root),
+            *(address, target, send.count, _c_handle(datatype), _c_handle(op), root),
         )
 
     def gather(self, send: HostBuffer, receive: HostBuffer | None, root: int) -> Call:
-        """MPI_Gather."""
-        kind, block = _moving(send.dtype), send.count
-        spec = [receive.memory, block, kind] if receive else None
-        source, address = self._source(send, receive, block, kind)
-        handle, target = _c_handle(kind), receive.address if receive else 0
+        """Prepare MPI_Gather."""
+        datatype, block = _transfer_type(send.dtype), send.count
+        spec = [receive.memory, block, datatype] if receive else None
+        source, address = self._source(send, receive, block, datatype)
+        handle, target = _c_handle(datatype), receive.address if receive else 0
         return self._call(
             "MPI_Gather",
             lambda: self._comm.Gather(source, spec, root),
@@ -232,11 +232,11 @@ class MpiCommunicator(HostCommunicator):
         )
 
     def scatter(self, send: HostBuffer | None, receive: HostBuffer, root: int) -> Call:
-        """MPI_Scatter; in place, MPI_IN_PLACE replaces the root's receive buffer."""
-        kind, block = _moving(receive.dtype), receive.count
-        spec = [send.memory, block, kind] if send else None
-        target, address = self._source(receive, send, block, kind)
-        handle, source = _c_handle(kind), send.address if send else 0
+        """Prepare MPI_Scatter; in place, MPI_IN_PLACE replaces the root's receive buffer."""
+        datatype, block = _transfer_type(receive.dtype), receive.count
+        spec = [send.memory, block, datatype] if send else None
+        target, address = self._source(receive, send, block, datatype)
+        handle, source = _c_handle(datatype), send.address if send else 0
         return self._call(
             "MPI_Scatter",
             lambda: self._comm.Scatter(spec, target, root),
@@ -244,22 +244,22 @@ class MpiCommunicator(HostCommunicator):
         )
 
     def iall_reduce(self, send: HostBuffer, receive: HostBuffer, redop: str) -> list[Call]:
-        """MPI_Iallreduce and MPI_Wait."""
-        op, kind, count = _op(redop), _arithmetic(receive.dtype), receive.count
-        spec = [receive.memory, count, kind]
-        source, address = self._source(send, receive, send.count, kind)
+        """Prepare MPI_Iallreduce and MPI_Wait."""
+        op, datatype, count = _op(redop), _reduction_type(receive.dtype), receive.count
+        spec = [receive.memory, count, datatype]
+        source, address = self._source(send, receive, send.count, datatype)
         return self._start_and_wait(
             "MPI_Iallreduce",
             lambda: self._comm.Iallreduce(source, spec, op),
-            *(address, receive.address, count, _c_handle(kind), _c_handle(op)),
+            *(address, receive.address, count, _c_handle(datatype), _c_handle(op)),
         )
 
     def iall_gather(self, send: HostBuffer, receive: HostBuffer) -> list[Call]:
-        """MPI_Iallgather and MPI_Wait."""
-        kind, block = _moving(receive.dtype), receive.count // self.size
-        spec = [receive.memory, block, kind]
-        source, address = self._source(send, receive, block, kind)
-        handle = _c_handle(kind)
+        """Prepare MPI_Iallgather and MPI_Wait."""
+        datatype, block = _transfer_type(receive.dtype), receive.count // self.size
+        spec = [receive.memory, block, datatype]
+        source, address = self._source(send, receive, block, datatype)
+        handle = _c_handle(datatype)
         return self._start_and_wait(
             "MPI_Iallgather",
             lambda: self._comm.Iallgather(source, spec),
@@ -279,38 +279,38 @@ class MpiCommunicator(HostCommunicator):
         ]
 
     def barrier(self) -> Call:
-        """MPI_Barrier."""
+        """Prepare MPI_Barrier."""
         return self._call("MPI_Barrier", self._comm.Barrier)
 
     # Point to point
 
     def send(self, buffer: HostBuffer, peer: int) -> Call:
-        """MPI_Send."""
-        kind = _moving(buffer.dtype)
-        spec = [buffer.memory, buffer.count, kind]
+        """Prepare MPI_Send."""
+        datatype = _transfer_type(buffer.dtype)
+        spec = [buffer.memory, buffer.count, datatype]
         return self._call(
             "MPI_Send",
             lambda: self._comm.Send(spec, peer, TAG),
-            *(buffer.address, buffer.count, _c_handle(kind), peer, TAG),
+            *(buffer.address, buffer.count, _c_handle(datatype), peer, TAG),
         )
 
     def receive(self, buffer: HostBuffer, peer: int) -> Call:
-        """MPI_Recv."""
-        kind = _moving(buffer.dtype)
-        spec = [buffer.memory, buffer.count, kind]
+        """Prepare MPI_Recv."""
+        datatype = _transfer_type(buffer.dtype)
+        spec = [buffer.memory, buffer.count, datatype]
         status = _statuses(1)
         row = self._c_call(
             "MPI_Recv",
-            *(buffer.address, buffer.count, _c_handle(kind), peer, TAG),
+            *(buffer.address, buffer.count, _c_handle(datatype), peer, TAG),
             *(self._handle, int(status.ctypes.data)),
         )
         return Call(run=lambda: self._comm.Recv(spec, peer, TAG), rows=[row], keep=(status,))
 
     def send_receive(self, send: HostBuffer, target: int, receive: HostBuffer, source: int) -> Call:
-        """MPI_Sendrecv."""
-        kind = _moving(send.dtype)
-        handle = _c_handle(kind)
-        out, into = [send.memory, send.count, kind], [receive.memory, receive.count, kind]
+        """Prepare MPI_Sendrecv."""
+        datatype = _transfer_type(send.dtype)
+        handle = _c_handle(datatype)
+        out, into = [send.memory, send.count, datatype], [receive.memory, receive.count, datatype]
         status = _statuses(1)
         row = self._c_call(
             "MPI_Sendrecv",
@@ -321,7 +321,7 @@ class MpiCommunicator(HostCommunicator):
         return Call(run=lambda: self._comm.Sendrecv(out, target, TAG, into, source, TAG), rows=[row], keep=(status,))
 
     def exchange_window(self, sends: Ends[HostBuffer], receives: Ends[HostBuffer], window: int) -> Call:
-        """MPI_Irecv and MPI_Isend ``window`` times with each peer, then MPI_Waitall."""
+        """Prepare MPI_Irecv and MPI_Isend ``window`` times with each peer, then MPI_Waitall."""
         posts: list[tuple[str, Callable[..., MPI.Request], HostBuffer, int]] = [
             *(("MPI_Irecv", self._comm.Irecv, buffer, peer) for buffer, peer in receives),
             *(("MPI_Isend", self._comm.Isend, buffer, peer) for buffer, peer in sends),
@@ -331,10 +331,10 @@ class MpiCommunicator(HostCommunicator):
         slots = iter(range(int(requests.ctypes.data), int(requests.ctypes.data) + total * size, size))
         rows = []
         for name, _, buffer, peer in posts:
-            arguments = (buffer.address, buffer.count, _c_handle(_moving(buffer.dtype)), peer, TAG, self._handle)
+            arguments = (buffer.address, buffer.count, _c_handle(_transfer_type(buffer.dtype)), peer, TAG, self._handle)
             rows += [self._c_call(name, *arguments, next(slots)) for _ in range(window)]
         rows.append(self._c_call("MPI_Waitall", total, int(requests.ctypes.data), int(statuses.ctypes.data)))
-        specs = [(function, [b.memory, b.count, _moving(b.dtype)], peer) for _, function, b, peer in posts]
+        specs = [(function, [b.memory, b.count, _transfer_type(b.dtype)], peer) for _, function, b, peer in posts]
 
         def run() -> None:
             MPI.Request.Waitall([function(spec, peer, TAG) for function, spec, peer in specs for _ in range(window)])
@@ -343,39 +343,39 @@ class MpiCommunicator(HostCommunicator):
 
     # Helpers
 
-    def _source(self, own: HostBuffer, other: HostBuffer | None, count: int, kind: MPI.Datatype) -> tuple[Any, int]:
-        """Return a rank's own side as MPI takes it: MPI_IN_PLACE if it lies in the other buffer."""
+    def _source(self, own: HostBuffer, other: HostBuffer | None, count: int, datatype: MPI.Datatype) -> tuple[Any, int]:
+        """Return a rank's own buffer as an argument of MPI: MPI_IN_PLACE if it lies in the other buffer."""
         if other is not None and own.shares_memory(other):
             return MPI.IN_PLACE, int(MPI.IN_PLACE)
-        return [own.memory, count, kind], own.address
+        return [own.memory, count, datatype], own.address
 
 
 def _statuses(count: int) -> NDArray[np.uint8]:
-    """Return memory for ``count`` MPI_Status: unlike MPI_STATUS_IGNORE, its address is known for every library."""
+    """Return memory for ``count`` MPI_Status; the value of MPI_STATUS_IGNORE differs between libraries."""
     return np.zeros(count * _c_size(MPI.Status), dtype=np.uint8)
 
 
-def _doubling(size: int) -> list[int]:
+def _powers_of_two_below(size: int) -> list[int]:
     """Return the powers of two below ``size``."""
     return [1 << i for i in range((size - 1).bit_length())]
 
 
-def _arithmetic(dtype: DataType) -> MPI.Datatype:
-    """Return the MPI type to reduce in.
+def _reduction_type(dtype: DataType) -> MPI.Datatype:
+    """Return the MPI type for reductions.
 
     Raises:
         UnsupportedError: the library has no such type.
     """
-    kind = getattr(MPI, _ARITHMETIC[dtype.name], MPI.DATATYPE_NULL)
-    if kind == MPI.DATATYPE_NULL:
+    datatype = getattr(MPI, _REDUCTION_TYPES[dtype.name], MPI.DATATYPE_NULL)
+    if datatype == MPI.DATATYPE_NULL:
         raise UnsupportedError("dtype_not_reduced", dtype=dtype.name)
-    return kind
+    return datatype
 
 
-def _moving(dtype: DataType) -> MPI.Datatype:
-    """Return the MPI type to move elements in."""
-    kind: MPI.Datatype = getattr(MPI, _MOVING.get(dtype.name, _ARITHMETIC[dtype.name]))
-    return kind
+def _transfer_type(dtype: DataType) -> MPI.Datatype:
+    """Return the MPI type for transfers without arithmetic."""
+    datatype: MPI.Datatype = getattr(MPI, _TRANSFER_TYPES.get(dtype.name, _REDUCTION_TYPES[dtype.name]))
+    return datatype
 
 
 def _op(redop: str) -> MPI.Op:

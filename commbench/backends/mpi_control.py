@@ -1,4 +1,4 @@
-"""Starting MPI, and the control plane over it."""
+"""MPI's start, and the control plane over MPI."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ class Start:
 
 
 def start_mpi() -> Start:
-    """Initialise MPI once; a later call only finds it initialised.
+    """Initialise MPI; later calls do nothing.
 
-    Only stdout is captured meanwhile: if MPI_Init ends the process, its reason on stderr must reach the terminal.
+    Only stdout is captured: if MPI_Init ends the process, its reason on stderr must reach the terminal.
     """
     if MPI.Is_initialized():
         return Start(init_s=0.0)
     for name, value in REPORT.items():
         os.environ.setdefault(name, value)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with captured(1) as output, COMPONENT_QUERY.starting():
         MPI.Init_thread(MPI.THREAD_FUNNELED)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     on_host, off_host = parse_connections(output.text)
     return Start(init_s=seconds, on_host=on_host, off_host=off_host)
 
@@ -83,19 +83,19 @@ def parse_connections(report: str) -> tuple[str, str]:
 
 
 def _wait_patiently(request: MPI.Request) -> None:
-    """Wait without occupying the core: MPI's own wait polls, and would starve the threads of other libraries."""
+    """Wait without occupying the core: MPI_Wait polls and would starve the threads of other libraries."""
     while not request.Test():
         time.sleep(NAP_S)
 
 
 def _allow_short_naps() -> None:
-    """Reduce this thread's timer slack, by which Linux prolongs a sleep, from 50 us to 1 ns."""
+    """Reduce this thread's timer slack, the time that Linux may add to a sleep, from 50 us to 1 ns."""
     pr_set_timerslack, nanoseconds = 29, 1
     ctypes.CDLL(None).prctl(pr_set_timerslack, nanoseconds, 0, 0, 0)
 
 
 class MpiControl:
-    """Ranks agree over a duplicate of MPI_COMM_WORLD."""
+    """The control plane over a duplicate of MPI_COMM_WORLD."""
 
     def __init__(self) -> None:
         self.start = start_mpi()

@@ -1,4 +1,4 @@
-"""MPI on buffers in GPU memory: passed to a CUDA-aware MPI, or staged through host memory on both sides."""
+"""MPI on buffers in GPU memory: passed to a CUDA-aware MPI, or staged through host memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from commbench.errors import InputError
 
 
 class DeviceMpiCommunicator(CupyMemory):
-    """Buffers in GPU memory over ``carrier``, a communicator of MPI on host memory.
+    """MPI on buffers in GPU memory; ``carrier`` is the communicator on host memory that it calls.
 
     A group's communicator uses the GPU and the stream of its ``parent``.
     """
@@ -60,7 +60,7 @@ class DeviceMpiCommunicator(CupyMemory):
 
     @abstractmethod
     def with_copies(self, call: Call, out: Sequence[Any], into: Sequence[Any]) -> Call:
-        """Return the carrier's call with its copies; it reads ``out`` and writes ``into`` on this rank."""
+        """Return the carrier's call with the copies that it needs; on this rank, it reads ``out``, writes ``into``."""
 
     @property
     def takes_gpu_memory(self) -> bool:
@@ -72,15 +72,15 @@ class DeviceMpiCommunicator(CupyMemory):
         return self._carrier.library()
 
     def transport(self) -> str:
-        """Return the carrier's answer."""
+        """Return the carrier's transport."""
         return self._carrier.transport()
 
     def algorithm(self, operation: str) -> str:
-        """Return the carrier's answer."""
+        """Return the carrier's algorithm."""
         return self._carrier.algorithm(operation)
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:
-        """Return the carrier's loop on the host: an operation has ended when MPI's function has returned."""
+        """Return the carrier's timer on the host: an operation ends when MPI's function returns."""
         return self._carrier.timer(self.loops[0] if loop == "auto" else loop, plan, progress)
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:
@@ -99,7 +99,7 @@ class DeviceMpiCommunicator(CupyMemory):
             self._carrier.close()
 
     def poison(self, buffer: DeviceBuffer) -> None:
-        """See `Communicator.poison`; wait, as MPI does not know the stream."""
+        """See `Communicator.poison`; wait, because MPI does not synchronise with the stream."""
         super().poison(buffer)
         self.complete()
 
@@ -110,77 +110,77 @@ class DeviceMpiCommunicator(CupyMemory):
     # Primitives
 
     def all_reduce(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
-        """MPI_Allreduce."""
+        """Prepare MPI_Allreduce."""
         return self.with_copies(
             self._carrier.all_reduce(self.mpi_side(send), self.mpi_side(receive), redop), [send], [receive]
         )
 
     def all_gather(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
-        """MPI_Allgather."""
+        """Prepare MPI_Allgather."""
         return self.with_copies(
             self._carrier.all_gather(self.mpi_side(send), self.mpi_side(receive)), [send], [receive]
         )
 
     def reduce_scatter(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
-        """MPI_Reduce_scatter_block."""
+        """Prepare MPI_Reduce_scatter_block."""
         call = self._carrier.reduce_scatter(self.mpi_side(send), self.mpi_side(receive), redop)
         return self.with_copies(call, [send], [receive])
 
     def all_to_all(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
-        """MPI_Alltoall."""
+        """Prepare MPI_Alltoall."""
         return self.with_copies(
             self._carrier.all_to_all(self.mpi_side(send), self.mpi_side(receive)), [send], [receive]
         )
 
     def broadcast(self, buffer: DeviceBuffer, root: int) -> Call:
-        """MPI_Bcast."""
-        call, here = self._carrier.broadcast(self.mpi_side(buffer), root), self.rank == root
-        return self.with_copies(call, [buffer] if here else [], [] if here else [buffer])
+        """Prepare MPI_Bcast."""
+        call, is_root = self._carrier.broadcast(self.mpi_side(buffer), root), self.rank == root
+        return self.with_copies(call, [buffer] if is_root else [], [] if is_root else [buffer])
 
     def reduce(self, send: DeviceBuffer, receive: DeviceBuffer | None, redop: str, root: int) -> Call:
-        """MPI_Reduce."""
+        """Prepare MPI_Reduce."""
         call = self._carrier.reduce(self.mpi_side(send), self.mpi_side(receive), redop, root)
         return self.with_copies(call, [send], [receive] if receive else [])
 
     def gather(self, send: DeviceBuffer, receive: DeviceBuffer | None, root: int) -> Call:
-        """MPI_Gather."""
+        """Prepare MPI_Gather."""
         call = self._carrier.gather(self.mpi_side(send), self.mpi_side(receive), root)
         return self.with_copies(call, [send], [receive] if receive else [])
 
     def scatter(self, send: DeviceBuffer | None, receive: DeviceBuffer, root: int) -> Call:
-        """MPI_Scatter."""
+        """Prepare MPI_Scatter."""
         call = self._carrier.scatter(self.mpi_side(send), self.mpi_side(receive), root)
         return self.with_copies(call, [send] if send else [], [receive])
 
     def barrier(self) -> Call:
-        """MPI_Barrier."""
+        """Prepare MPI_Barrier."""
         return self.with_copies(self._carrier.barrier(), [], [])
 
     def send(self, buffer: DeviceBuffer, peer: int) -> Call:
-        """MPI_Send."""
+        """Prepare MPI_Send."""
         return self.with_copies(self._carrier.send(self.mpi_side(buffer), peer), [buffer], [])
 
     def receive(self, buffer: DeviceBuffer, peer: int) -> Call:
-        """MPI_Recv."""
+        """Prepare MPI_Recv."""
         return self.with_copies(self._carrier.receive(self.mpi_side(buffer), peer), [], [buffer])
 
     def send_receive(self, send: DeviceBuffer, target: int, receive: DeviceBuffer, source: int) -> Call:
-        """MPI_Sendrecv."""
+        """Prepare MPI_Sendrecv."""
         call = self._carrier.send_receive(self.mpi_side(send), target, self.mpi_side(receive), source)
         return self.with_copies(call, [send], [receive])
 
     def exchange_window(self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer], window: int) -> Call:
-        """MPI_Irecv and MPI_Isend ``window`` times with each peer, then MPI_Waitall; every message is copied."""
+        """Prepare MPI_Irecv and MPI_Isend ``window`` times with each peer, then MPI_Waitall, with every copy."""
         there, back = ([(self.mpi_side(buffer), peer) for buffer, peer in side] for side in (sends, receives))
         call = self._carrier.exchange_window(there, back, window)
         return self.with_copies(call, [b for b, _ in sends] * window, [b for b, _ in receives] * window)
 
 
 class CudaMpiCommunicator(DeviceMpiCommunicator):
-    """CUDA-aware MPI, which gets addresses in GPU memory; another MPI would crash on them.
+    """CUDA-aware MPI, called with addresses in GPU memory; another MPI would crash on them.
 
     Raises:
-        InputError: the library does not state that it accepts them.
+        InputError: the library does not report that it accepts GPU memory.
     """
 
     backend = "mpi-cuda"
@@ -194,7 +194,7 @@ class CudaMpiCommunicator(DeviceMpiCommunicator):
     ) -> None:
         if not carrier.takes_gpu_memory:
             raise InputError(
-                f"Backend mpi-cuda hands GPU memory to MPI, and {carrier.library()} does not say that it takes it "
+                f"Backend mpi-cuda passes GPU memory to MPI, and {carrier.library()} does not report support for it "
                 "(MPIX_Query_cuda_support); use an MPI that is built for CUDA, or --backend mpi-staged."
             )
         super().__init__(control, carrier, parent)
@@ -210,13 +210,13 @@ class CudaMpiCommunicator(DeviceMpiCommunicator):
 
 @dataclass(frozen=True)
 class StagedBuffer(DeviceBuffer):
-    """Device memory and page-locked host memory of the same size, which MPI gets."""
+    """Device memory, and page-locked host memory of the same size that MPI is called with."""
 
     host: HostBuffer
 
 
 class StagedMpiCommunicator(DeviceMpiCommunicator):
-    """MPI on host memory; the copies from the GPU before and to it after each operation are part of its time."""
+    """MPI on host memory; the copies from the GPU before and to the GPU after an operation count in its time."""
 
     backend = "mpi-staged"
     loops = ("python",)
@@ -236,12 +236,12 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
         )
 
     def poison(self, buffer: Any) -> None:  # noqa: ANN401 - a StagedBuffer
-        """See `Communicator.poison`; earlier results in host memory are overwritten, too."""
+        """See `Communicator.poison`; also overwrites earlier results in host memory."""
         super().poison(buffer)
         buffer.host.memory.view(np.uint8)[:] = STALE
 
     def mpi_side(self, buffer: Any) -> Any:  # noqa: ANN401 - see the base
-        """Return its host memory."""
+        """Return the buffer's host memory."""
         return None if buffer is None else buffer.host
 
     def with_copies(self, call: Call, out: Sequence[Any], into: Sequence[Any]) -> Call:
@@ -265,6 +265,6 @@ class StagedMpiCommunicator(DeviceMpiCommunicator):
 
     def _copy(self, buffer: StagedBuffer, *, to_host: bool) -> Callable[[], object]:
         runtime = cupy.cuda.runtime
-        here, there = (buffer.host.address, buffer.address) if to_host else (buffer.address, buffer.host.address)
+        target, source = (buffer.host.address, buffer.address) if to_host else (buffer.address, buffer.host.address)
         kind = runtime.memcpyDeviceToHost if to_host else runtime.memcpyHostToDevice
-        return partial(runtime.memcpyAsync, here, there, buffer.nbytes, kind, self._stream.ptr)
+        return partial(runtime.memcpyAsync, target, source, buffer.nbytes, kind, self._stream.ptr)

@@ -1,6 +1,6 @@
-"""Facts that an MPI library reports: the collective component of a communicator, and whether it takes GPU memory.
+"""Reports of an MPI library: the collective component of a communicator, and whether it accepts GPU memory.
 
-Open MPI prints the component when it makes a communicator. We catch that text before it reaches the terminal.
+Open MPI prints the component when it creates a communicator. We capture that text before it reaches the terminal.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from commbench.collectives.operations import find_operation
 
 T = TypeVar("T")
 
-#: The verbosity of Open MPI's collective components; if a person has set it, we leave it.
+#: The variable with the verbosity of Open MPI's collective components; if it is set already, we leave it unchanged.
 VERBOSE = "OMPI_MCA_coll_base_verbose"
-#: A verbosity at which they open output streams; by this unusual value we recognise these streams.
+#: A verbosity at which the components open output streams; its unusual value identifies these streams.
 _OPENING_LEVEL = 7
-#: The verbosity at which they print which component a new communicator gets.
+#: The verbosity at which Open MPI prints the component of a new communicator.
 _SELECTION_LEVEL = 9
 #: The numbers of all streams that Open MPI can have.
 _STREAMS = range(64)
-#: The variable with the file descriptor of their output, in place of stderr.
+#: The variable with the file descriptor of the streams' output, in place of stderr.
 _CHANNEL = "OPAL_OUTPUT_STDERR_FD"
 #: The lines that `_SELECTION_LEVEL` causes, as a regular expression for Python and for grep.
 _ANSWER = r"^\[[^]]*\] (coll:|.*disqualifying myself)"
@@ -63,10 +63,10 @@ def captured(descriptor: int) -> Iterator[Captured]:
 
 
 class ComponentQuery:
-    """Queries which collective component Open MPI gives a new communicator.
+    """Finds the collective component that Open MPI selects for a new communicator.
 
-    The components are verbose only while a communicator is made: some would print for every operation, within the
-    measured time. Their text never reaches stderr, which carries heartbeats and the reason of a process's end.
+    The components are verbose only while a communicator is created: some would print for every operation, within the
+    measured time. Their text never reaches stderr, which carries heartbeats and the reason why a process ended.
 
     Args:
         library: the MPI library; only Open MPI has the functions.
@@ -79,9 +79,9 @@ class ComponentQuery:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Initialise MPI inside; text of its components that is not about selection is passed on to stderr.
+        """Capture the components' text while MPI is initialised inside, and forward other text to stderr.
 
-        A grep process does that, because it outlives this process if MPI_Init ends this process.
+        A grep process forwards it, because grep survives if MPI_Init ends this process.
         """
         if VERBOSE in os.environ or not self._can_be_quiet:
             yield
@@ -101,18 +101,18 @@ class ComponentQuery:
         self._set_verbosity(0)
 
     def with_component(self, make: Callable[[], T]) -> tuple[T, str]:
-        """Return a new communicator and the component that Open MPI prefers in it, empty if unknown."""
+        """Create a communicator; return it and the component that Open MPI prefers for it, empty if unknown."""
         if not self._streams:
             return make(), ""
         report = Captured()
         try:
             with captured(self._channel) as report:
                 self._set_verbosity(_SELECTION_LEVEL)
-                made = make()
+                communicator = make()
         finally:
             self._set_verbosity(0)
             pass_on(report.text)
-        return made, parse_component(report.text)
+        return communicator, parse_component(report.text)
 
     @property
     def _can_be_quiet(self) -> bool:
@@ -124,10 +124,10 @@ class ComponentQuery:
 
 
 def pass_on(report: str) -> None:
-    """Write the lines of a report that are not about selection to stderr."""
-    foreign = "".join(line for line in report.splitlines(keepends=True) if not _ANSWER_LINE.match(line))
-    if foreign:
-        os.write(2, foreign.encode(errors="replace"))
+    """Write the lines of a report that do not concern selection to stderr."""
+    other_lines = "".join(line for line in report.splitlines(keepends=True) if not _ANSWER_LINE.match(line))
+    if other_lines:
+        os.write(2, other_lines.encode(errors="replace"))
 
 
 def parse_component(report: str) -> str:
@@ -137,15 +137,16 @@ def parse_component(report: str) -> str:
 
 
 def algorithm_of(component: str, operation: str) -> str:
-    """Return the component of a collective, e.g. ``coll/han``; empty if the preferred component may lack it."""
+    """Return the component of a collective, e.g. ``coll/han``; empty if the preferred one may lack the collective."""
     return f"coll/{component}" if component in find_operation(operation).open_mpi_components else ""
 
 
 def takes_gpu_memory(library: Any) -> bool:  # noqa: ANN401 - a ctypes library, of functions without types
-    """Whether an initialised MPI library states that it accepts addresses in the memory of NVIDIA's GPUs.
+    """Return whether an initialised MPI library reports that it accepts addresses in the memory of NVIDIA's GPUs.
 
-    Open MPI and MPICH answer MPIX_Query_cuda_support, MPICH as MPIR_CVAR_ENABLE_GPU allows. Older versions of MPICH
-    have MPIX_GPU_query_support only. A library with neither, or that denies, would read such an address as the host's.
+    Open MPI and MPICH have MPIX_Query_cuda_support; MPICH's result depends on MPIR_CVAR_ENABLE_GPU. Older versions of
+    MPICH have only MPIX_GPU_query_support. A library with neither function counts as one that denies: it would use
+    such an address as one in host memory.
     """
     query = getattr(library, "MPIX_Query_cuda_support", None)
     if query is not None:

@@ -1,4 +1,4 @@
-"""NCCL by cupy: every operation as the library's own call, on device buffers, timed by events on one stream."""
+"""NCCL through cupy: every operation is a call of the library on device buffers, timed by events on one stream."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _REDOPS = {
 _ANY_ALGORITHM = Choice()
 #: ncclInvalidArgument and ncclInvalidUsage (nccl.h): NCCL's errors for two ranks on one GPU.
 _REFUSALS = (4, 5)
-#: Errors of NCCL (nccl.h) without a name in cupy 13, which raises KeyError for them.
+#: Errors of NCCL (nccl.h) that cupy 13 has no name for: it raises KeyError.
 _UNNAMED_ERRORS = {6: "ncclRemoteError", 7: "ncclInProgress"}
 #: Keeps one thread of the device busy; clock64 counts the cycles of its multiprocessor.
 _SPIN = """
@@ -50,14 +50,14 @@ extern "C" __global__ void spin(long long cycles) {
     }
 }
 """
-#: Operations can be captured in graphs since 2.9 (NCCL's user guide, "Using NCCL with CUDA Graphs").
+#: NCCL's operations can be captured in graphs since 2.9 (NCCL's user guide, "Using NCCL with CUDA Graphs").
 _FIRST_WITH_GRAPHS = 20900
 
 
 class NcclCommunicator(NcclBase, CupyMemory):
-    """An NCCL communicator on the GPU of this rank.
+    """An NCCL communicator on this rank's GPU.
 
-    A communicator of a group or with another algorithm uses the device and the stream of its ``parent``.
+    A communicator of a group or with a requested algorithm uses the device and the stream of its ``parent``.
     """
 
     backend = "nccl"
@@ -95,10 +95,10 @@ class NcclCommunicator(NcclBase, CupyMemory):
         return cls(control)
 
     def _join(self, identity: object) -> Any:  # noqa: ANN401 - cupy's
-        """Return a new communicator of NCCL.
+        """Create a communicator of NCCL.
 
         Raises:
-            InputError: NCCL finds two ranks on one GPU of one host, as NCCL identifies hosts.
+            InputError: NCCL finds two ranks on one GPU of one host.
         """
         try:
             with variables_set(self._choice.variables), _named_errors():
@@ -119,21 +119,21 @@ class NcclCommunicator(NcclBase, CupyMemory):
         return f"NCCL {version_text(nccl.get_version())}"
 
     def using(self, algorithm: str) -> NcclCommunicator:
-        """Return a communicator with that algorithm; NCCL reads the request when a communicator is made."""
+        """Return a communicator with that algorithm; NCCL reads the request when it creates a communicator."""
         if algorithm == AUTO:
             return self
         choice = Choice.parse(algorithm)
         if choice.channels:
             raise UnsupportedError("channels_fixed")
-        chosen = self._by_algorithm.get(algorithm)
-        if chosen is None or chosen.has_failed():
-            if chosen is not None:
-                chosen.abort()
+        communicator = self._by_algorithm.get(algorithm)
+        if communicator is None or communicator.has_failed():
+            if communicator is not None:
+                communicator.abort()
             try:
-                chosen = self._by_algorithm[algorithm] = NcclCommunicator(self._control, self, choice=choice)
+                communicator = self._by_algorithm[algorithm] = NcclCommunicator(self._control, self, choice=choice)
             except RuntimeError as error:
                 raise UnsupportedError("communicator_not_made", algorithm=algorithm, error=str(error)) from error
-        return chosen
+        return communicator
 
     @contextmanager
     def watched(self, *, replayed: bool = False) -> Iterator[None]:
@@ -142,9 +142,9 @@ class NcclCommunicator(NcclBase, CupyMemory):
             yield
 
     def _split(self, groups: Sequence[Group]) -> NcclCommunicator | None:
-        """Make a communicator for each group; the first rank of a group shares the identity.
+        """Create this rank's communicator of its group; the first rank of each group shares the unique id.
 
-        All use the parent's stream, on which the timed loop records its events, so their order is kept.
+        All communicators use the parent's stream, where the timed loop records its events: their order is kept.
         """
         own = next((group for group in groups if self._control.rank in group), None)
         leads = own is not None and own[0] == self._control.rank
@@ -160,16 +160,16 @@ class NcclCommunicator(NcclBase, CupyMemory):
 
     def close(self) -> None:
         """Destroy the communicators, and remove the log."""
-        for chosen in self._by_algorithm.values():
-            (chosen.abort if chosen.has_failed() else chosen.close)()
+        for communicator in self._by_algorithm.values():
+            (communicator.abort if communicator.has_failed() else communicator.close)()
         super().close()
         self.complete()
-        gc.collect()  # since 2.26 NCCL waits for the graphs that hold its operations, maybe for ever
+        gc.collect()  # since 2.26 NCCL waits for the graphs that hold its operations, possibly without end
         self._comm.destroy()
         LOG.remove()
 
     def empty(self) -> DeviceBuffer:
-        """Return a buffer of one byte: NCCL does not document calls without elements."""
+        """Return a buffer of one byte: NCCL does not document calls with zero elements."""
         return self.allocate(DTYPES["int8"], 1)
 
     # Graphs
@@ -181,12 +181,12 @@ class NcclCommunicator(NcclBase, CupyMemory):
             raise UnsupportedError("graphs_unsupported", version=version_text(version))
 
     def capture(self, calls: Sequence[Call]) -> Call:
-        """Return the launch of a CUDA graph, on the stream that it was captured from."""
+        """Capture the calls in a CUDA graph; return its launch, on the stream that it was captured from."""
         self._stream.begin_capture()
         try:
             for call in calls:
                 call.run()
-        finally:  # a stream that still captures would run nothing
+        finally:  # a stream that is still capturing would run nothing
             graph = self._stream.end_capture()
         graph.upload(self._stream)
         self.complete()
@@ -226,72 +226,72 @@ class NcclCommunicator(NcclBase, CupyMemory):
     # Collectives
 
     def all_reduce(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
-        """NcclAllReduce."""
+        """Prepare ncclAllReduce."""
         ends = (send.address, receive.address, receive.count, _code(receive), _REDOPS[redop])
         return self._call(self._comm.allReduce, *ends, keep=(send, receive))
 
     def all_gather(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
-        """NcclAllGather."""
+        """Prepare ncclAllGather."""
         block = receive.count // self.size
         return self._call(
             self._comm.allGather, send.address, receive.address, block, _code(receive), keep=(send, receive)
         )
 
     def reduce_scatter(self, send: DeviceBuffer, receive: DeviceBuffer, redop: str) -> Call:
-        """NcclReduceScatter."""
+        """Prepare ncclReduceScatter."""
         ends = (send.address, receive.address, send.count // self.size, _code(send), _REDOPS[redop])
         return self._call(self._comm.reduceScatter, *ends, keep=(send, receive))
 
     def all_to_all(self, send: DeviceBuffer, receive: DeviceBuffer) -> Call:
-        """A block to and from every rank, in one group."""
+        """Prepare ncclSend of a block to and ncclRecv of a block from every rank, in one group."""
         if send.shares_memory(receive):
             raise UnsupportedError("missing", backend="NCCL", what="in-place all_to_all")
         all_ranks = range(self.size)
         return self._exchange(self._blocks(send, all_ranks), self._blocks(receive, all_ranks))
 
     def broadcast(self, buffer: DeviceBuffer, root: int) -> Call:
-        """NcclBroadcast in place."""
+        """Prepare ncclBroadcast in place."""
         ends = (buffer.address, buffer.address, buffer.count, _code(buffer), root)
         return self._call(self._comm.broadcast, *ends, keep=(buffer,))
 
     def reduce(self, send: DeviceBuffer, receive: DeviceBuffer | None, redop: str, root: int) -> Call:
-        """NcclReduce; without a receive buffer, as on other ranks than the root, NCCL gets the send buffer instead."""
+        """Prepare ncclReduce; ranks without a receive buffer, all but the root, pass the send buffer instead."""
         target = receive if receive is not None else send
         ends = (send.address, target.address, send.count, _code(send), _REDOPS[redop], root)
         return self._call(self._comm.reduce, *ends, keep=(send, target))
 
     def gather(self, send: DeviceBuffer, receive: DeviceBuffer | None, root: int) -> Call:
-        """Each rank's block to the root, in one group; in place, the root's own block stays."""
+        """Prepare ncclSend of each rank's block to the root, in one group; in place, the root's block stays."""
         own_block = [] if receive is not None and send.shares_memory(receive) else [(send, root)]
         sources = [rank for rank in range(self.size) if own_block or rank != root]
         return self._exchange(own_block, self._blocks(receive, sources) if receive is not None else [])
 
     def scatter(self, send: DeviceBuffer | None, receive: DeviceBuffer, root: int) -> Call:
-        """A block from the root to each rank, in one group; in place, the root's own block stays."""
+        """Prepare ncclSend of a block from the root to each rank, in one group; in place, the root's block stays."""
         own_block = [] if send is not None and send.shares_memory(receive) else [(receive, root)]
         targets = [rank for rank in range(self.size) if own_block or rank != root]
         return self._exchange(self._blocks(send, targets) if send is not None else [], own_block)
 
     def barrier(self) -> Call:
-        """Return an all-reduce of one byte: it ends on no rank before it has begun on all ranks."""
+        """Prepare an all-reduce of one byte: it ends on no rank before every rank has begun it."""
         return Call(run=self._reduce_token)
 
     # Point to point
 
     def send(self, buffer: DeviceBuffer, peer: int) -> Call:
-        """NcclSend."""
+        """Prepare ncclSend."""
         return self._call(self._comm.send, buffer.address, buffer.count, _code(buffer), peer, keep=(buffer,))
 
     def receive(self, buffer: DeviceBuffer, peer: int) -> Call:
-        """NcclRecv."""
+        """Prepare ncclRecv."""
         return self._call(self._comm.recv, buffer.address, buffer.count, _code(buffer), peer, keep=(buffer,))
 
     def send_receive(self, send: DeviceBuffer, target: int, receive: DeviceBuffer, source: int) -> Call:
-        """NcclSend and ncclRecv in one group."""
+        """Prepare ncclSend and ncclRecv in one group."""
         return self._exchange([(send, target)], [(receive, source)])
 
     def exchange_window(self, sends: Ends[DeviceBuffer], receives: Ends[DeviceBuffer], window: int) -> Call:
-        """Send and receive ``window`` times with each peer, in one group."""
+        """Prepare ``window`` ncclSend and ncclRecv with each peer, in one group."""
         return self._exchange([*sends] * window, [*receives] * window)
 
     # Helpers
@@ -315,13 +315,13 @@ class NcclCommunicator(NcclBase, CupyMemory):
             try:
                 for step in steps:
                     step()
-            finally:  # a thread that stays in the group would only queue later calls
+            finally:  # without the end of the group, NCCL would only queue later calls
                 nccl.groupEnd()
 
         return Call(run=run, keep=tuple(calls))
 
     def _blocks(self, buffer: DeviceBuffer, ranks: Iterable[int]) -> Ends[DeviceBuffer]:
-        """Return the part of a buffer that belongs to each rank, with the rank."""
+        """Return the block of a buffer for each rank, with the rank."""
         block = buffer.count // self.size
         return [(self.part(buffer, rank * block, block), rank) for rank in ranks]
 
@@ -332,17 +332,17 @@ def _code(buffer: DeviceBuffer) -> int:
 
 @contextmanager
 def _named_errors() -> Iterator[None]:
-    """Turn every error of NCCL inside into a RuntimeError, also an error that cupy cannot name."""
+    """Raise errors of NCCL inside as RuntimeError, including those that cupy has no name for."""
     try:
         yield
     except KeyError as error:
         name = _UNNAMED_ERRORS.get(error.args[0])
         if name is None:
             raise
-        raise RuntimeError(f"NCCL answers {name}") from error
+        raise RuntimeError(f"NCCL returned {name}") from error
 
 
 @cache
 def _spin_kernel() -> Any:  # noqa: ANN401 - cupy's
-    """Return the kernel, which is compiled at its first use on each device."""
+    """Return the spin kernel; cupy compiles it at its first use on each device."""
     return cupy.RawKernel(_SPIN, "spin")

@@ -1,4 +1,4 @@
-"""Shared by the cupy and torch NCCL backends: version, variables, log parsing, event timing."""
+"""Code that the cupy and torch NCCL backends share: version, variables, log parsing, event timing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def transports_in(log: str) -> list[str]:
 
     Read from the lines that NCCL writes with ``NCCL_DEBUG=INFO`` and ``NCCL_DEBUG_SUBSYS=INIT`` when ranks connect
     (NCCL 2.28: transport/net.cc, shm.cc, p2p.cc). They do not name the communicator.
-    Their lines about NVLS state only what the GPUs could do.
+    Their lines about NVLS state only whether the GPUs support it.
     """
     return sorted({match["how"] for match in _CHANNEL.finditer(log)})
 
@@ -77,7 +77,7 @@ def duplicates_in(log: str) -> tuple[int, int] | None:
 
 _MAPS = Path("/proc/self/maps")
 _OWN_LOG = "commbench-nccl-"
-#: Functions that make NCCL read the settings of its log again; newer versions have both, and will drop the second.
+#: Functions that make NCCL read the settings of its log again; newer versions have both and will drop the second.
 _RESETS = ("ncclResetDebugInitInternal", "ncclResetDebugInit")
 
 
@@ -92,7 +92,7 @@ def loaded_library() -> ctypes.CDLL | None:
 
 
 def loaded_version() -> str:
-    """Return the version of the loaded NCCL, e.g. ``NCCL 2.28.9``, not of torch's build; ``NCCL`` if unknown."""
+    """Return the version of the loaded NCCL, e.g. ``NCCL 2.28.9``, not that of torch's build; ``NCCL`` if unknown."""
     library, number = loaded_library(), ctypes.c_int()
     if library is None or library.ncclGetVersion(ctypes.byref(number)):
         return "NCCL"
@@ -100,7 +100,7 @@ def loaded_version() -> str:
 
 
 def version_text(number: int) -> str:
-    """Return the text of NCCL's version number: 22809 is 2.28.9, and before 2.9, 2708 is 2.7.8."""
+    """Return NCCL's version number as text: 22809 is 2.28.9; before 2.9, 2708 is 2.7.8."""
     major, rest = divmod(number, 10_000) if number >= 10_000 else divmod(number, 1000)  # noqa: PLR2004 - NCCL's rule
     return f"{major}.{rest // 100}.{rest % 100}"
 
@@ -113,7 +113,7 @@ def set_defaults(variables: Mapping[str, str]) -> None:
 
 @contextmanager
 def variables_set(variables: Mapping[str, str]) -> Iterator[None]:
-    """Change environment variables inside, where a communicator is made: NCCL reads some of them only then."""
+    """Set environment variables while a communicator is created inside: NCCL reads some of them only then."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -127,7 +127,7 @@ def variables_set(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class NcclLog:
-    """NCCL's log of this process, in files of our own; if the log is configured already, we leave it unchanged.
+    """NCCL's log of this process, in temporary files; a log that is configured already stays unchanged.
 
     By default NCCL logs only how ranks connect. Its log of every operation takes time, so we enable it only around
     calls that are not timed, which NCCL allows since 2.24 (`_RESETS`). NCCL truncates its file at each change, so each
@@ -139,7 +139,7 @@ class NcclLog:
         self._transports: set[str] = set()
 
     def enable(self) -> None:
-        """Make NCCL log, before it reads its settings."""
+        """Enable the log unless one is configured; call this before NCCL reads its settings."""
         if "NCCL_DEBUG" not in os.environ:
             os.environ["NCCL_DEBUG"] = "INFO"
             self._begin("INIT")
@@ -155,7 +155,7 @@ class NcclLog:
 
     @contextmanager
     def recording(self) -> Iterator[dict[str, str]]:
-        """Yield a mapping that gets the algorithms of the operations inside at the end, if NCCL can log them."""
+        """Yield a mapping; at the end it gets the algorithms of the operations inside, if NCCL can log them."""
         algorithms: dict[str, str] = {}
         library = loaded_library() if self._is_own else None
         reset = next((getattr(library, name) for name in _RESETS if hasattr(library, name)), None)
@@ -194,7 +194,7 @@ class NcclLog:
         os.environ["NCCL_DEBUG_FILE"] = str(Path(tempfile.gettempdir()) / name)
 
     def _read_log(self) -> str:
-        """Return the text of the present file, and keep its transports."""
+        """Return the text of the current file, and remember its transports."""
         text = self._path.read_text(errors="replace") if self._path.is_file() else ""
         self._transports.update(transports_in(text))
         return text
@@ -205,7 +205,7 @@ LOG = NcclLog()
 
 
 class NcclBase(Communicator, DeviceClock):
-    """A communicator on a GPU over NCCL; each sets its own ``_algorithms`` and ``_failed``."""
+    """A communicator on a GPU over NCCL; subclasses set ``_algorithms`` and ``_failed``."""
 
     loops = ("event",)
     syncs = ("auto", "barrier", "none")
@@ -217,9 +217,9 @@ class NcclBase(Communicator, DeviceClock):
     """Whether a call of NCCL failed here."""
 
     def transport(self) -> str:
-        """Return the transports of this rank's channels, e.g. ``NET/Socket``, by NCCL's log; empty if that is not ours.
+        """Return the transports of this rank's channels in NCCL's log, e.g. ``NET/Socket``; empty if it is not ours.
 
-        They are those of all communicators of this process so far: the log does not tell them apart.
+        They cover all communicators of this process so far: the log does not name the communicator.
         """
         return "self" if self.size == 1 else LOG.transport()
 
@@ -240,7 +240,7 @@ class NcclBase(Communicator, DeviceClock):
         self._algorithms = dict(algorithms) or before
 
     def abort(self) -> None:
-        """Abort communicators that cannot be closed any more, the groups first."""
+        """Abort the communicators, the groups first; after an error of NCCL they cannot be closed."""
         for part in self.parts:
             part.abort()
 
@@ -255,9 +255,9 @@ class NcclBase(Communicator, DeviceClock):
         return self._failed or any(part.failed for part in self.parts)
 
     def has_failed(self) -> bool:
-        """Whether it has `failed` on any rank; collective; a capture may fail on one, and all must abort."""
+        """Return whether the communicator `failed` on any rank; collective, as all ranks must abort together."""
         return any(gather_everywhere(self._control, self.failed))
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
-        """Return the loop that times by events on the stream of the operations."""
+        """Return the timer that records events on the stream of the operations."""
         return EventTimer(Synchroniser(self._control, plan, patient=True), self, progress)

@@ -22,10 +22,10 @@ from commbench.errors import InputError, UnsupportedError
 
 
 class TorchMemory(Protocol):
-    """The part of a buffer that the calls use beside its tensor."""
+    """The method of a buffer that the calls need beside its tensor."""
 
     def shares_memory(self, other: Any, /) -> bool:  # noqa: ANN401 - of the same kind
-        """Whether both buffers overlap: the operation is in place."""
+        """Return whether both buffers overlap: the operation is in place."""
 
 
 BufferT = TypeVar("BufferT", bound=TorchMemory)
@@ -42,7 +42,7 @@ _REDOPS = {
 
 
 def _first_available(*names: str) -> Callable[..., Any]:
-    """Return the function of the first name that this torch has: 2.13 renamed ``*_tensor`` to ``*_single``."""
+    """Return torch.distributed's function of the first name that exists: 2.13 renamed ``*_tensor`` to ``*_single``."""
     function: Callable[..., Any] = next(getattr(dist, name) for name in names if hasattr(dist, name))
     return function
 
@@ -54,11 +54,11 @@ _reduce_scatter = _first_available("reduce_scatter_single", "reduce_scatter_tens
 class TorchCommunicator(Communicator, Generic[BufferT]):
     """A process group for measured messages only.
 
-    torch counts roots and peers by their rank in the launch, in every group: ``_members`` translates.
+    torch names roots and peers in every group by their rank in the launch; ``_members`` translates.
 
-    Every operation is started with ``async_op`` and awaited, as by DDP. Over NCCL it then runs on a stream of the
-    group, and the current stream waits, not the host. Without ``async_op``, torch from 2.8 on would run collectives on
-    the current stream, but not sends.
+    Every operation is started with ``async_op`` and awaited, as in DDP. Over NCCL it then runs on a stream of the
+    group, and the current stream waits, not the host. Without ``async_op``, torch from 2.8 on runs collectives on the
+    current stream, but not sends.
     """
 
     _group: dist.ProcessGroup
@@ -76,48 +76,48 @@ class TorchCommunicator(Communicator, Generic[BufferT]):
     # Collectives
 
     def all_reduce(self, send: BufferT, receive: BufferT, redop: str) -> Call:
-        """dist.all_reduce, which is in place."""
+        """Prepare dist.all_reduce, which is in place."""
         _check_in_place(send, receive)
         tensor, op = self.tensor_of(receive), _REDOPS[redop]
         return _started_and_awaited(dist.all_reduce, tensor, op, self._group)
 
     def all_gather(self, send: BufferT, receive: BufferT) -> Call:
-        """dist.all_gather_into_tensor."""
+        """Prepare dist.all_gather_into_tensor."""
         out, own = self.tensor_of(receive), self.tensor_of(send)
         return _started_and_awaited(all_gather_single, out, own, group=self._group)
 
     def reduce_scatter(self, send: BufferT, receive: BufferT, redop: str) -> Call:
-        """dist.reduce_scatter_tensor."""
+        """Prepare dist.reduce_scatter_tensor."""
         out, own, op = self.tensor_of(receive), self.tensor_of(send), _REDOPS[redop]
         return _started_and_awaited(_reduce_scatter, out, own, op, group=self._group)
 
     def all_to_all(self, send: BufferT, receive: BufferT) -> Call:
-        """dist.all_to_all_single."""
+        """Prepare dist.all_to_all_single."""
         if send.shares_memory(receive):
             raise UnsupportedError("missing", backend="torch.distributed", what="in-place all_to_all")
         out, own = self.tensor_of(receive), self.tensor_of(send)
         return _started_and_awaited(dist.all_to_all_single, out, own, group=self._group)
 
     def broadcast(self, buffer: BufferT, root: int) -> Call:
-        """dist.broadcast."""
+        """Prepare dist.broadcast."""
         tensor, source = self.tensor_of(buffer), self._members[root]
         return _started_and_awaited(dist.broadcast, tensor, source, self._group)
 
     def reduce(self, send: BufferT, receive: BufferT | None, redop: str, root: int) -> Call:
-        """dist.reduce, which is in place at the root."""
+        """Prepare dist.reduce, which is in place at the root."""
         if receive is not None:
             _check_in_place(send, receive)
         tensor, op, target = self.tensor_of(send), _REDOPS[redop], self._members[root]
         return _started_and_awaited(dist.reduce, tensor, target, op, self._group)
 
     def gather(self, send: BufferT, receive: BufferT | None, root: int) -> Call:
-        """dist.gather into views of one buffer."""
+        """Prepare dist.gather into views of one buffer."""
         own, target = self.tensor_of(send), self._members[root]
         blocks = None if receive is None else list(self.tensor_of(receive).chunk(self.size))
         return _started_and_awaited(dist.gather, own, blocks, target, self._group)
 
     def scatter(self, send: BufferT | None, receive: BufferT, root: int) -> Call:
-        """dist.scatter from views of one buffer."""
+        """Prepare dist.scatter from views of one buffer."""
         own, source = self.tensor_of(receive), self._members[root]
         blocks = None if send is None else list(self.tensor_of(send).chunk(self.size))
         return _started_and_awaited(dist.scatter, own, blocks, source, self._group)
@@ -125,21 +125,21 @@ class TorchCommunicator(Communicator, Generic[BufferT]):
     # Point to point
 
     def send(self, buffer: BufferT, peer: int) -> Call:
-        """dist.send."""
+        """Prepare dist.send."""
         tensor, target = self.tensor_of(buffer), self._members[peer]
         return Call(run=lambda: dist.send(tensor, target, self._group))
 
     def receive(self, buffer: BufferT, peer: int) -> Call:
-        """dist.recv."""
+        """Prepare dist.recv."""
         tensor, source = self.tensor_of(buffer), self._members[peer]
         return Call(run=lambda: dist.recv(tensor, source, self._group))
 
     def send_receive(self, send: BufferT, target: int, receive: BufferT, source: int) -> Call:
-        """Both at once."""
+        """Prepare a send and a receive that run at the same time."""
         return self.exchange_window([(send, target)], [(receive, source)], 1)
 
     def exchange_window(self, sends: Ends[BufferT], receives: Ends[BufferT], window: int) -> Call:
-        """`post` ``window`` receives and sends with each peer, then wait for all."""
+        """Prepare ``window`` receives and sends with each peer, then a wait for all; see `post`."""
         into = [(self.tensor_of(buffer), self._members[peer]) for buffer, peer in receives for _ in range(window)]
         out = [(self.tensor_of(buffer), self._members[peer]) for buffer, peer in sends for _ in range(window)]
 
@@ -151,17 +151,17 @@ class TorchCommunicator(Communicator, Generic[BufferT]):
 
 
 def start_all_reduce(tensor: torch.Tensor, redop: str, group: dist.ProcessGroup) -> list[Call]:
-    """dist.all_reduce with async_op, and wait."""
+    """Prepare dist.all_reduce with async_op, and its wait."""
     return _start_and_wait(lambda: dist.all_reduce(tensor, _REDOPS[redop], group, async_op=True))
 
 
 def start_all_gather(out: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> list[Call]:
-    """dist.all_gather_into_tensor with async_op, and wait."""
+    """Prepare dist.all_gather_into_tensor with async_op, and its wait."""
     return _start_and_wait(lambda: all_gather_single(out, own, group=group, async_op=True))
 
 
 def as_tensor(memory: Raw, dtype: DataType) -> torch.Tensor:
-    """Return host memory as a tensor that shares it; numpy, which lacks bfloat16, holds that as uint16."""
+    """Return host memory as a tensor that shares it; numpy lacks bfloat16 and holds it as uint16."""
     if dtype.name == "bfloat16":
         return torch.from_numpy(memory.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(memory)
@@ -175,31 +175,31 @@ def find_gpus(backend: str, cuda: Any = torch.cuda, *, instead: str = "") -> lis
     Args:
         backend: the backend that needs them, for the message.
         cuda: ``torch.cuda``, or a stand-in.
-        instead: an alternative for the person, for the message.
+        instead: what a person can do instead, for the message.
 
     Raises:
         InputError: torch finds no GPU, or was built without NCCL.
     """
-    host, other = socket.gethostname(), f", or {instead}" if instead else ""
+    host, alternative = socket.gethostname(), f", or {instead}" if instead else ""
     if not cuda.is_available():
         if torch.backends.cuda.is_built():
-            why = (
+            reason = (
                 f"torch {torch.__version__} finds none on {host}{_cuda_error(cuda)}: start commbench where there is one"
             )
         else:
-            why = f"torch {torch.__version__} on {host} is built without CUDA: install one that is built with it"
-        raise InputError(f"Backend {backend} needs a GPU, and {why}{other}.")
+            reason = f"torch {torch.__version__} on {host} is built without CUDA: install one that is built with it"
+        raise InputError(f"Backend {backend} needs a GPU, and {reason}{alternative}.")
     if not dist.is_nccl_available():
         raise InputError(
             f"Backend {backend} needs NCCL, and torch {torch.__version__} on {host} is built without it: install one "
-            f"that is built with it{other}."
+            f"that is built with it{alternative}."
         )
     gpus = [cuda.get_device_properties(number) for number in range(cuda.device_count())]
     return [pci_address(gpu) or str(getattr(gpu, "uuid", number)) for number, gpu in enumerate(gpus)]
 
 
 def _cuda_error(cuda: Any) -> str:  # noqa: ANN401 - as above
-    """Return CUDA's error when torch starts it, in brackets; of a driver that is too old, torch only warned before."""
+    """Return CUDA's error at its start, in parentheses; ``is_available`` only warns of a driver that is too old."""
     try:
         cuda.init()
     except RuntimeError as error:
@@ -218,7 +218,7 @@ def pci_address(properties: Any) -> str:  # noqa: ANN401 - torch's
 
 
 def torch_version() -> str:
-    """Return e.g. ``2.13.0``, without the suffix of the build."""
+    """Return torch's version without the suffix of its build, e.g. ``2.13.0``."""
     return str(torch.__version__).partition("+")[0]
 
 

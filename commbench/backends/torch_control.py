@@ -1,4 +1,4 @@
-"""The start of torch.distributed with Gloo, and the control plane over it if MPI does not see the ranks."""
+"""The start of torch.distributed with Gloo, and the control plane over Gloo for ranks that MPI does not see."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ except ImportError as error:
 
 T = TypeVar("T")
 
-#: Our own watchdog ends hung launches; this only limits the wait of a lost rank.
+#: Our watchdog ends hung launches; this only limits how long a lost rank waits.
 TIMEOUT = timedelta(minutes=10)
 #: The variable with the network interfaces that Gloo uses.
 INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"
-#: An address for documentation (RFC 5737), which no host has.
+#: An address that is reserved for documentation (RFC 5737): no host has it.
 _UNREACHABLE_ADDRESS = ("192.0.2.1", 9)
 #: The control plane of each communicator that uses the default group.
 _world_members: list[Control] = []
@@ -35,9 +35,9 @@ _world_members: list[Control] = []
 
 @contextmanager
 def unpinned() -> Iterator[None]:
-    """Let threads started inside use every core of the process's control group, whatever core the launcher chose.
+    """Let threads that start inside use every core of the process's control group, not only those the launcher bound.
 
-    Gloo moves data in its own threads, which would otherwise share one core with the thread that waits for them.
+    Gloo moves data in its own threads. They would share one core with the thread that waits for them.
     """
     pinned = os.sched_getaffinity(0)
     try:
@@ -80,9 +80,9 @@ def leave_world(control: Control) -> None:
 
 
 def choose_interface(*, one_host: bool) -> None:
-    """Choose Gloo's interface unless it is set: the loopback if all ranks share a host, else one that leaves the host.
+    """Set Gloo's interface unless it is set: the loopback if all ranks share a host, else that of the default route.
 
-    Gloo's own choice is the address that the host's name resolves to, which is 127.0.1.1 in Debian's /etc/hosts.
+    Gloo would choose the address that the host's name resolves to; in Debian's /etc/hosts this is 127.0.1.1.
 
     Raises:
         InputError: the name resolves to the loopback, and there is no default route.
@@ -103,7 +103,7 @@ def choose_interface(*, one_host: bool) -> None:
 
 
 def _own_address() -> str:
-    """Return an address by which other ranks reach this host: of Gloo's interface, else of the host's name.
+    """Return an address at which other ranks reach this host: that of Gloo's interface, else of the host's name.
 
     Raises:
         InputError: the interface has no address.
@@ -126,7 +126,7 @@ def _addresses(interface: str) -> list[str]:
 
 
 def _hostname_address() -> str:
-    """Return the address that the host's own name resolves to; the loopback if it does not resolve."""
+    """Return the address that the host's name resolves to; the loopback if it does not resolve."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -162,7 +162,7 @@ def _rendezvous() -> None:
 
 
 class TorchControl:
-    """Ranks agree over the default process group; their rendezvous is at MASTER_ADDR and MASTER_PORT.
+    """The control plane over the default process group, whose rendezvous is at MASTER_ADDR and MASTER_PORT.
 
     Raises:
         InputError: the port is in use, or other hosts cannot reach this host.
@@ -203,7 +203,7 @@ class TorchControl:
         dist.barrier()
 
     def exchange(self, target: int, source: int) -> None:
-        """Exchange one byte, the shortest message of torch."""
+        """Exchange messages of one byte, the shortest in torch."""
         sent = dist.isend(self._token, target)
         dist.recv(self._inbox, source)
         if sent is not None:

@@ -57,15 +57,15 @@ class TensorBuffer:
         return int(self.tensor.data_ptr())
 
     def shares_memory(self, other: TensorBuffer) -> bool:
-        """Whether both buffers overlap: the operation is in place."""
+        """Return whether both buffers overlap: the operation is in place."""
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
 
 
 class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
-    """A process group of NCCL on the GPU of this rank.
+    """An NCCL process group on this rank's GPU.
 
-    Its operations run on a stream of the group, as DDP's do. The current stream waits for them: an event recorded there
-    after a call occurs when the operation has ended.
+    Operations run on a stream of the group, as in DDP. The current stream waits for them: an event that is recorded
+    there after a call occurs when the operation has ended.
     """
 
     backend = "torch-nccl"
@@ -121,9 +121,9 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
     @property
     def _backend(self) -> Any:  # noqa: ANN401 - of torch's build for CUDA
         """The torch backend of the group."""
-        return self._group._get_backend(self._torch_device)  # noqa: SLF001 - torch documents it so
+        return self._group._get_backend(self._torch_device)  # noqa: SLF001 - as in torch's documentation
 
-    # The device, which a stand-in for a GPU replaces
+    # The device: tests replace these methods to run without a GPU
 
     def take_device(self) -> torch.device:
         """Select and return the GPU of this rank; collective."""
@@ -173,7 +173,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         """See `DeviceClock.elapsed_ns`."""
         return 1e6 * float(first.elapsed_time(last))
 
-    # The columns of a row
+    # Columns of a row
 
     def library(self) -> str:
         """Return the loaded versions, e.g. ``torch 2.13.0 NCCL 2.28.9``."""
@@ -182,17 +182,17 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
     # Other communicators
 
     def using(self, algorithm: str) -> TorchNcclCommunicator:
-        """Return a process group with that algorithm; a failed group is not closed, as that might never end."""
+        """Return a process group with that algorithm; a failed group is not closed, because closing it may hang."""
         if algorithm == AUTO:
             return self
-        chosen = self._by_algorithm.get(algorithm)
-        if chosen is None or chosen.has_failed():
+        communicator = self._by_algorithm.get(algorithm)
+        if communicator is None or communicator.has_failed():
             choice = Choice.parse(algorithm)
             try:
-                chosen = self._by_algorithm[algorithm] = type(self)(self._control, self, choice=choice)
+                communicator = self._by_algorithm[algorithm] = type(self)(self._control, self, choice=choice)
             except RuntimeError as error:
                 raise self._cannot(f"communicator for {algorithm}: {error}") from error
-        return chosen
+        return communicator
 
     def _split(self, groups: Sequence[Group]) -> TorchNcclCommunicator | None:
         """Make the process groups one after the other; collective."""
@@ -202,7 +202,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
             return None
         return type(self)(self._control, self, members=groups[own], group=made[own], choice=self._choice)
 
-    def _new_group(self, ranks: list[int]) -> Any:  # noqa: ANN401 - or a marker that this rank is not of it
+    def _new_group(self, ranks: list[int]) -> Any:  # noqa: ANN401 - a group, or torch's marker of a rank outside it
         return dist.new_group(ranks, TIMEOUT, self.carrier, self._options())
 
     def _options(self) -> Any:  # noqa: ANN401 - of torch's build for CUDA
@@ -234,7 +234,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         return buffer.tensor
 
     def allocate(self, dtype: DataType, count: int) -> TensorBuffer:
-        """See `Communicator.allocate`; torch's memory begins on 512 bytes."""
+        """See `Communicator.allocate`; torch aligns memory to 512 bytes."""
         with self._room_for(count * dtype.itemsize):
             return TensorBuffer(torch.zeros(count, dtype=getattr(torch, dtype.name), device=self._torch_device), dtype)
 
@@ -256,7 +256,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
             backend.register_mem_pool(self._pool, *([True] if kind == "symmetric" else []))
         except (AttributeError, TypeError, RuntimeError) as error:
             with suppress(AttributeError, RuntimeError):
-                self._release()  # torch notes a pool before it registers its memory
+                self._release()  # torch records a pool before it registers the pool's memory
             raise UnsupportedError("buffers_not_made", version=torch_version(), kind=kind, error=str(error)) from error
 
     def _release(self) -> None:
@@ -285,7 +285,7 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         buffer.tensor.view(torch.uint8).fill_(STALE)
 
     def count_wrong(self, buffer: TensorBuffer, content: Content) -> int:
-        """See `Communicator.count_wrong`; compared on the device."""
+        """See `Communicator.count_wrong`; the device compares."""
         with self._room_for(buffer.nbytes):
             return sum(
                 self._wrong_in(buffer.tensor[offset : offset + count], tile, content)
@@ -316,13 +316,15 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
     # Graphs
 
     def check_capture(self) -> None:
-        """Accept every version: torch loads an NCCL that is new enough."""
+        """Accept every version: every NCCL that torch loads is new enough."""
 
     def capture(self, calls: Sequence[Call]) -> Call:
-        """Return the replay of a CUDA graph; torch captures on its own stream and replays on the current stream."""
+        """Capture the calls in a CUDA graph on torch's own stream; return its replay on the current stream."""
         self.complete()
         graph = torch.cuda.CUDAGraph()
-        here = torch.cuda.stream(torch.cuda.current_stream())  # torch does not restore it after a failed capture
+        here = torch.cuda.stream(
+            torch.cuda.current_stream()
+        )  # torch does not restore the stream after a failed capture
         with here, torch.cuda.graph(graph):
             for call in calls:
                 call.run()
@@ -331,11 +333,11 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
     # Calls that differ from Gloo's
 
     def barrier(self) -> Call:
-        """dist.barrier, which waits on the host."""
+        """Prepare dist.barrier, which waits on the host."""
         return Call(run=lambda: dist.barrier(self._group), blocking=True)
 
     def post(self, receives: Tensors, sends: Tensors) -> list[Any]:
-        """Post all messages in one group of NCCL, which otherwise runs one after the other."""
+        """Post all messages in one group of NCCL; without a group they run one after the other."""
         operations = [dist.P2POp(dist.irecv, tensor, other, self._group) for tensor, other in receives]
         operations += [dist.P2POp(dist.isend, tensor, other, self._group) for tensor, other in sends]
         return list(dist.batch_isend_irecv(operations))

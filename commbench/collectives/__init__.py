@@ -1,4 +1,4 @@
 """Measurable cases: operations, patterns, element types, cases and suites.
 
-Plain data, and calls on the primitives that a backend offers; imports no backend and nothing above it.
+Plain data, and calls of a backend's primitives. Imports no backend and nothing above it.
 """

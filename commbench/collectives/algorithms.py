@@ -1,4 +1,4 @@
-"""NCCL's algorithms: how options request them and rows name them, such as ``ring/ll128/8ch``."""
+"""NCCL's algorithms as options request them and rows name them, such as ``ring/ll128/8ch``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Choice:
         return cls(algorithm=algorithm, protocol=protocol, channels=int(channels["number"]) if channels else None)
 
     def __str__(self) -> str:
-        """As `parse` reads it."""
+        """Return the text that `parse` reads."""
         channels = f"{self.channels}ch" if self.channels else ""
         return "/".join(filter(None, (self.algorithm, self.protocol, channels))) or AUTO
 

@@ -1,6 +1,6 @@
-"""The backends by name, as plain data: what each needs installed, where its buffers lie, and where its code is.
+"""The backends by name, as plain data: their packages, the memory of their buffers, and the location of their code.
 
-One entry here and one module in `commbench.backends` make a backend. Nothing here imports MPI, torch or cupy.
+A backend is one entry here and one module in `commbench.backends`. This module imports neither MPI, torch nor cupy.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ class Package:
     """A Python package that a backend needs."""
 
     name: str
-    """The name that it is imported by."""
+    """The name of its module."""
     remedy: str
-    """How to get it."""
+    """How to install it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """A way to carry messages; the places name attributes of modules in `commbench.backends`, as ``module:name``."""
+    """A library that carries messages; a place is ``module:name``, an attribute of a module in `commbench.backends`."""
 
     name: str
     communicator: str
-    """Place of the class, whose class method ``connect(control, launch)`` opens it among all ranks."""
+    """Place of the class; its class method ``connect(control, launch)`` opens it among all ranks."""
     packages: tuple[Package, ...] = ()
     find_gpus: str = ""
-    """Place of the function that lists the GPUs it can use in this process; empty for buffers in host memory."""
+    """Place of the function that lists the usable GPUs of this process; empty for buffers in host memory."""
     is_nccl: bool = False
-    """Whether NCCL carries the messages; it needs a GPU for each rank."""
+    """Whether NCCL carries the messages; each rank needs a GPU."""
     needs_mpi: bool = False
     """Whether MPI must see the ranks; its waiting ranks poll."""
     is_usual: bool = False
-    """Whether it is measured if no backend is named."""
+    """Whether it is measured by default."""
     training_name: str = ""
-    """Its name as a backend of training, if DDP can exchange gradients over it."""
+    """Its name as a training backend, if DDP can exchange gradients over it."""
     direct: str = ""
-    """The backend that calls the same library without a framework."""
+    """The backend that calls the same library without torch."""
     collectives_at_once: int = 1
-    """Collectives of one process group that are under way at the same time."""
+    """The number of collectives of one process group that run at the same time."""
     has_fixed_algorithms: bool = False
-    """Whether it uses one algorithm for all sizes and numbers of ranks: an operation's ``gloo_algorithm``."""
+    """Whether an operation uses one algorithm for all sizes and numbers of ranks: its ``gloo_algorithm``."""
 
     @property
     def uses_gpu(self) -> bool:
@@ -59,7 +59,7 @@ _CUPY = Package(name="cupy", remedy="pip install 'commbench[cuda13]', or cuda12 
 _TORCH = Package(name="torch", remedy="pip install torch")
 _TORCH_CUDA = Package(name="torch", remedy="pip install torch, built for CUDA, on a machine with NVIDIA GPUs")
 
-#: In the order in which they are listed and measured.
+#: The order is that of listings and measurements.
 BACKENDS = {
     backend.name: backend
     for backend in (
@@ -91,7 +91,7 @@ BACKENDS = {
             training_name="nccl",
             direct="nccl",
         ),
-        Backend(  # MPI that is given addresses in GPU memory
+        Backend(  # MPI called with addresses in GPU memory
             name="mpi-cuda",
             communicator="mpi_device:CudaMpiCommunicator",
             packages=(*_MPI, _CUPY),
@@ -108,17 +108,17 @@ BACKENDS = {
         Backend(name="fake", communicator="fake:FakeCommunicator"),
     )
 }
-#: Subsets by name. Rows that come from other tools may name a backend that is in none of them.
+#: Names of subsets. Imported rows may name a backend that is in none of them.
 USUAL_BACKENDS = tuple(backend.name for backend in BACKENDS.values() if backend.is_usual)
 NCCL_BACKENDS = tuple(backend.name for backend in BACKENDS.values() if backend.is_nccl)
 MPI_BACKENDS = tuple(backend.name for backend in BACKENDS.values() if backend.needs_mpi)
 GPU_BACKENDS = tuple(backend.name for backend in BACKENDS.values() if backend.uses_gpu)
-#: By the name of a training backend, the backend that exchanges gradients: Gloo on CPUs, then NCCL on GPUs.
+#: The backend that exchanges gradients, by the name of the training backend: Gloo on CPUs, NCCL on GPUs.
 TRAINING_BACKENDS = {backend.training_name: backend for backend in BACKENDS.values() if backend.training_name}
 
 
 def find_backend(name: str) -> Backend:
-    """Return the backend of a name.
+    """Return the backend called ``name``.
 
     Raises:
         InputError: there is none.
@@ -127,5 +127,5 @@ def find_backend(name: str) -> Backend:
 
 
 def backend_of_any_tool(name: str) -> Backend:
-    """Return the backend of a name that may come from another tool; an unknown backend has no properties."""
+    """Return the backend called ``name``; a name from another tool that is unknown gets an entry without properties."""
     return BACKENDS.get(name) or Backend(name=name, communicator="")

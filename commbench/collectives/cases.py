@@ -27,7 +27,7 @@ SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
 LOOPS = ("auto", "native", "python", "event")
 IN_PLACE = ("default", "in", "out", "both")
 MODES = ("isolated", "pipelined", "graph")
-#: Buffers registered with NCCL, which then need no copy; symmetric buffers have the same offset on every rank.
+#: Kinds of buffers that are registered with NCCL and need no copy; symmetric ones have the same offset on each rank.
 REGISTERED = ("registered", "symmetric")
 BUFFERS = ("hot", "rotated", *REGISTERED)
 
@@ -39,8 +39,8 @@ DEFAULT_SIZES = (8, 64, 512, 4096, 16384, 65536, 262144, 2**20, 4 * 2**20, 16 * 
 class Case:
     """One point of a sweep. None means that the axis does not apply to the operation.
 
-    ``message_bytes`` is the true size: a rank's share has been rounded up to one element. Where the hosts decide how
-    many ranks a group has (patterns ``node`` and ``cross``), each group may round it up once more.
+    ``message_bytes`` is the measured size, with each rank's share rounded up to whole elements. In the patterns
+    ``node`` and ``cross``, whose group sizes depend on the hosts, each group may round it up once more.
     """
 
     backend: str
@@ -57,7 +57,7 @@ class Case:
     world_size: Ranks | None = None
     """Use only the first ``world_size`` ranks of the launch; None: all ranks."""
     algorithm: str = AUTO
-    """The algorithm requested of the library, as `commbench.collectives.algorithms.Choice` writes it."""
+    """The requested algorithm, as `commbench.collectives.algorithms.Choice` writes it."""
     graph: bool = False
     """Whether several operations are captured in one CUDA graph, which is replayed."""
 
@@ -96,7 +96,9 @@ class Case:
         if self.algorithm != AUTO:
             words.append(f"by {self.algorithm}")
         words += {"pipelined": ["pipelined"], "graph": ["from a graph"]}.get(self.mode, [])
-        words += [f"in {self.buffers} buffers"] * (self.buffers not in {"hot", ""})  # another tool may not say
+        words += [f"in {self.buffers} buffers"] * (
+            self.buffers not in {"hot", ""}
+        )  # None: a row of another tool, which does not state it
         return " ".join(words)
 
 
@@ -138,7 +140,7 @@ class Sweep:
             find_operation(name)
         for name in self.backends:
             find_backend(name)
-        for axis, given, known in (
+        for axis, values, choices in (
             ("reduction", self.redops, REDOPS),
             ("synchronisation", [self.sync], SYNCS),
             ("loop", [self.loop], LOOPS),
@@ -146,15 +148,17 @@ class Sweep:
             ("cadence", self.cadences, MODES),
             ("kind of buffers", self.buffers, BUFFERS),
         ):
-            for name in given:
-                check_choice(axis, name, known)
+            for name in values:
+                check_choice(axis, name, choices)
         if self.sync == "none" and "isolated" in self.cadences:
-            raise InputError("In cadence isolated ranks start together, by synchronisation none they do not; name one.")
+            raise InputError(
+                "Cadence isolated synchronises the ranks, synchronisation none does not; choose one of the two."
+            )
         for pattern in self.patterns:
             check_pattern(pattern)
         object.__setattr__(self, "algorithms", tuple(str(Choice.parse(text)) for text in self.algorithms))
         for world_size in self.world_sizes:
-            if not isinstance(world_size, int) or world_size < 2:  # noqa: PLR2004 - one rank has nobody to talk to
+            if not isinstance(world_size, int) or world_size < 2:  # noqa: PLR2004 - one rank does not communicate
                 raise InputError(f"World size {world_size!r} is not a number of ranks to compare; give 2 or more.")
         self._check_sizes()
 
@@ -170,24 +174,24 @@ class Sweep:
                 )
 
     def cases(self, world_size: int) -> list[Case]:
-        """The cases on ``world_size`` ranks, in axis order; axes that an operation lacks are left out.
+        """Return the cases on ``world_size`` ranks, in axis order, without the axes that an operation lacks.
 
         Raises:
-            InputError: a root that is not a rank, a pattern that does not divide the ranks, or more ranks in a scaling
-                study than there are.
+            InputError: a root that is not a rank, a pattern that does not divide the ranks, or a scaling study on more
+                ranks than the run has.
         """
         if self.world_sizes and max(self.world_sizes) > world_size:
             raise InputError(
-                f"World size {max(self.world_sizes)} was asked for and this run has {world_size} ranks; "
+                f"World size {max(self.world_sizes)} was requested and this run has {world_size} ranks; "
                 "start as many as the largest (-n)."
             )
-        made = [case for size in self.world_sizes or (world_size,) for case in self._cases(size)]
-        # all ranks are the same case in a study and out of it
-        parts = (case if case.world_size != world_size else replace(case, world_size=None) for case in made)
-        return list(dict.fromkeys(parts))
+        cases = [case for size in self.world_sizes or (world_size,) for case in self._cases(size)]
+        # a scaling study's case on all ranks is the same case as outside a study
+        unified = (case if case.world_size != world_size else replace(case, world_size=None) for case in cases)
+        return list(dict.fromkeys(unified))
 
     def _cases(self, world_size: int) -> Iterable[Case]:
-        """The cases on ``world_size`` ranks, which each case states."""
+        """Yield the cases on ``world_size`` ranks; each case states that number."""
         for pattern in self.patterns:
             check_pattern(pattern, world_size)
         for root in self.roots:
@@ -222,7 +226,7 @@ class Sweep:
             ]
         shares = shares_of(requested.pattern, requested.world_size or 1)
         itemsize = find_dtype(str(requested.dtype)).itemsize
-        fitting = replace(
+        reduced = replace(
             requested,
             message_bytes=true_message_bytes(operation, requested.message_bytes, itemsize, shares),
             dtype=requested.dtype if operation.moves_data else None,
@@ -232,7 +236,7 @@ class Sweep:
         )
         for in_place, (sync, graph), buffers in itertools.product(places, self._syncs_and_graphs(), self.buffers):
             buffers = buffers if operation.moves_data else "hot"  # noqa: PLW2901 - the axis that the operation lacks
-            yield replace(fitting, in_place=in_place, sync=sync, graph=graph, buffers=buffers)
+            yield replace(reduced, in_place=in_place, sync=sync, graph=graph, buffers=buffers)
 
     def _syncs_and_graphs(self) -> list[tuple[str, bool]]:
         """Return for each mode the synchronisation, and whether a graph is replayed."""
@@ -242,7 +246,7 @@ class Sweep:
 
 
 def _entry(operation: str, pattern: str, world_size: int) -> Operation:
-    """Return the entry in the pattern; the plain entry if the pattern lacks it, so that a row can state the reason."""
+    """Return the entry of the pattern; if it lacks the operation, the plain entry, for a row that states the reason."""
     try:
         return operation_in_pattern(operation, pattern, world_size)
     except UnsupportedError:
@@ -250,7 +254,7 @@ def _entry(operation: str, pattern: str, world_size: int) -> Operation:
 
 
 def check_case(case: Case) -> None:
-    """Raise `InputError` if a case that was read names an unknown operation, pattern, type or reduction."""
+    """Raise `InputError` if a case from a file names an unknown operation, pattern, type or reduction."""
     operation = find_operation(case.operation)
     check_pattern(case.pattern)
     if case.dtype is not None or operation.moves_data:

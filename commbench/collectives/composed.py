@@ -23,7 +23,7 @@ from commbench.collectives.primitives import Buffers, CallT_co, Ends, Primitives
 from commbench.errors import UnsupportedError
 
 MATRIX = "matrix"
-#: The most bytes in flight between the two ranks of a pair of a matrix.
+#: The most bytes in flight between the two ranks of a pair in a matrix.
 MATRIX_WINDOW_BYTES = 4 * 2**20
 
 Compose = Callable[[Operation, int], Operation]
@@ -42,24 +42,24 @@ def _from_left(shape: Shape) -> list[Span]:
 
 
 def _messages(shape: Shape, sources: Sequence[int]) -> list[Span]:
-    """A whole message of each source, one behind the other."""
+    """Return a whole message of each source, one after the other."""
     count = shape.elements
     return [Span(offset=index * count, count=count, source=source) for index, source in enumerate(sources)]
 
 
-def _places(
+def _receive_slots(
     backend: Primitives[Any, Any],
     buffer: Any,  # noqa: ANN401 - a backend's own
     shape: Shape,
     sources: Sequence[int],
 ) -> Ends[Any]:
-    """Where the message of each source goes, as `_messages` describes it."""
+    """Return the part of a buffer that receives the message of each source, in the order of `_messages`."""
     count = shape.elements
     return [(backend.part(buffer, index * count, count), source) for index, source in enumerate(sources)]
 
 
 def _token(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
-    """Rank 0 sends to the next and waits until the last has sent to it; the others pass on."""
+    """Pass a token round the ring: rank 0 sends first and receives last, all others receive first."""
     send, receive = backend.send(buffers.send, right(shape)), backend.receive(buffers.receive, left(shape))
     return [receive, send] if shape.rank else [send, receive]
 
@@ -71,7 +71,7 @@ def _to_the_next(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shap
 
 def _with_both(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
     sends = [(buffers.send, right(shape)), (buffers.send, left(shape))]
-    receives = _places(backend, buffers.receive, shape, [left(shape), right(shape)])
+    receives = _receive_slots(backend, buffers.receive, shape, [left(shape), right(shape)])
     return [backend.exchange_window(sends, receives, shape.window)]
 
 
@@ -131,17 +131,17 @@ def _from_root(shape: Shape) -> list[Span]:
 
 
 def _fan_in(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
-    """A window of messages from every other rank to the root, which acknowledges each with an empty one."""
+    """Send a window of messages from every other rank to the root; the root acknowledges each window."""
     if not shape.is_root:
         window = backend.exchange_window([(buffers.send, shape.root)], [], shape.window)
         return [window, backend.receive(backend.empty(), shape.root)]
-    places = _places(backend, buffers.receive, shape, _others(shape))
-    window = backend.exchange_window([], places, shape.window)
+    slots = _receive_slots(backend, buffers.receive, shape, _others(shape))
+    window = backend.exchange_window([], slots, shape.window)
     return [window, *(backend.send(backend.empty(), other) for other in _others(shape))]
 
 
 def _fan_out(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
-    """A window of the same message from the root to every other rank, which acknowledges with an empty one."""
+    """Send a window of one message from the root to every other rank; each acknowledges its window."""
     if not shape.is_root:
         window = backend.exchange_window([], [(buffers.receive, shape.root)], shape.window)
         return [window, backend.send(backend.empty(), shape.root)]
@@ -153,12 +153,12 @@ def _fan_both(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: 
     if not shape.is_root:
         ends = [(buffers.send, shape.root)], [(buffers.receive, shape.root)]
         return [backend.exchange_window(*ends, shape.window)]
-    places = _places(backend, buffers.receive, shape, _others(shape))
-    return [backend.exchange_window([(buffers.send, other) for other in _others(shape)], places, shape.window)]
+    slots = _receive_slots(backend, buffers.receive, shape, _others(shape))
+    return [backend.exchange_window([(buffers.send, other) for other in _others(shape)], slots, shape.window)]
 
 
 def _fan(plain: Operation, size: int, **changes: Any) -> Operation:  # noqa: ANN401 - fields of an entry
-    """Every message that passes the root's link counts, and together they keep to the window's bytes."""
+    """Count every message over the root's link; all peers' windows together stay within `WINDOW_BYTES`."""
     peers = max(1, size - 1)
     return replace(
         plain,
@@ -214,24 +214,24 @@ _FAN_OUT: dict[str, Compose] = {
 
 
 def _hierarchy(hosts: Sequence[str]) -> tuple[Sequence[Group], Sequence[Group]]:
-    """The ranks of each host, and the rails across the hosts.
+    """Return the ranks of each host, and the rails across the hosts.
 
     Raises:
-        UnsupportedError: not every rank of a host has its like on every other.
+        UnsupportedError: there is one host, a host has one rank, or the hosts have different numbers of ranks.
     """
     counts = Counter(hosts)
     if len(counts) < 2 or len(set(counts.values())) > 1 or min(counts.values()) < 2:  # noqa: PLR2004 - more than one
-        found = ", ".join(f"{count} on {host or 'this host'}" for host, count in sorted(counts.items())[:4])
-        more = ", ..." if len(counts) > 4 else ""  # noqa: PLR2004 - those that are named
-        raise UnsupportedError("hosts_unequal", found=f"{found}{more}")
+        placement = ", ".join(f"{count} on {host or 'this host'}" for host, count in sorted(counts.items())[:4])
+        more = ", ..." if len(counts) > 4 else ""  # noqa: PLR2004 - as many as are named
+        raise UnsupportedError("hosts_unequal", found=f"{placement}{more}")
     return groups_of("node", hosts), groups_of("cross", hosts)
 
 
 def _by_levels(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, redop: str) -> list[Any]:
-    """Reduce a piece for each rank of the host, reduce the pieces across hosts on one rail each, put them together.
+    """Reduce-scatter within each host, all-reduce the pieces across hosts, one rail each, all-gather within each host.
 
-    The first and the last step stay within the host; the message crosses between hosts once, in as many streams as a
-    host has ranks (as Horovod's NCCLHierarchicalAllreduce divides it).
+    The message crosses between hosts once, in as many streams as a host has ranks, as in Horovod's
+    NCCLHierarchicalAllreduce.
     """
     node, rail = shape.parts
     piece = backend.like(buffers.receive, shape.elements // node.size)
@@ -243,7 +243,7 @@ def _by_levels(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape:
 
 
 def _hierarchical(plain: Operation, _: int) -> Operation:
-    """The message is rounded up as if every rank had a block of it: then the ranks of any host divide it too."""
+    """Return the hierarchical entry; its message is rounded up to a block per rank, which a host's ranks can divide."""
     return replace(
         plain,
         summary="reduce_scatter in each host, all_reduce of the pieces across hosts, all_gather in each host",
@@ -255,12 +255,12 @@ def _hierarchical(plain: Operation, _: int) -> Operation:
 
 
 def _short_window(plain: Operation, _: int) -> Operation:
-    """Return the operation with a shorter window: a few MiB show a pair's bandwidth, and pairs are many."""
+    """Return the operation with a shorter window: a few MiB suffice for a pair's bandwidth; a matrix has many pairs."""
     return replace(plain, window_bytes=MATRIX_WINDOW_BYTES)
 
 
-#: By pattern, the operations that it has and what it makes of each; patterns that are not listed have all operations,
-#: unchanged.
+#: For each pattern, the operations that it has and the function that changes their entry. Patterns that are not listed
+#: have all operations, unchanged.
 COMPOSED: Mapping[str, Mapping[str, Compose]] = {
     "ring": _RING,
     "fan-in": _FAN_IN,

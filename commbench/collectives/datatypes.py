@@ -1,8 +1,8 @@
-"""Element types and the test data whose exact answer is known in each of them.
+"""Element types, and test data whose exact result is known in each type.
 
-Content is made of small whole numbers, so that it is exact in every type from int8 to float64 at any number of ranks.
-A tile of prime length is hashed from who holds the data for whom and repeated: moving a block, swapping two ranks or
-shifting by any power of two changes what is seen.
+Content consists of small whole numbers, exact in every type from int8 to float64 at any number of ranks. A tile of
+prime length is hashed from the data's source and target rank and repeated: moving a block, swapping two ranks or
+shifting by any power of two changes the content.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from commbench.errors import UnsupportedError, find_entry
 TILE = 4093
 #: Values of moved data are 1 to 101: exact even in bfloat16 (8 significant bits) and int8.
 VALUES = 101
-#: The most ranks that contribute to one element; all others hold the neutral element, so nothing overflows.
+#: The most ranks that contribute to one element; all others hold the neutral element, so that no type overflows.
 CONTRIBUTORS = {"sum": 8, "min": 8, "max": 8, "prod": 6, "avg": 1}
 NEUTRAL = {"sum": 0, "min": 120, "max": -120, "prod": 1, "avg": 0}
 
@@ -47,13 +47,13 @@ class DataType:
     """Its name in OSU's and Intel's benchmarks; empty if they lack it."""
 
     def encode(self, values: Values) -> Raw:
-        """Raw memory, shape of ``values``, for values that are exact in this type."""
+        """Return raw memory, shape of ``values``, for values that are exact in this type."""
         if self.name == "bfloat16":
             return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         return values.astype(self.storage)
 
     def decode(self, raw: Raw) -> Values:
-        """Values as float64, shape of ``raw``."""
+        """Return values as float64, shape of ``raw``."""
         if self.name == "bfloat16":
             return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
         return raw.astype(np.float64)
@@ -89,7 +89,7 @@ def find_dtype(name: str) -> DataType:
 class Content:
     """The known content of a buffer: raw tiles to repeat over runs of elements.
 
-    ``tolerance`` is relative and 0 but for averages that no binary fraction holds exactly.
+    ``tolerance`` is relative; it is 0 except for averages that no binary fraction represents exactly.
     """
 
     runs: Sequence[tuple[int, int, Raw]]
@@ -162,11 +162,11 @@ class KnownData:
     def cancelling(self, spans: Sequence[Span]) -> Content:
         """Return inputs whose sum, product or average over ranks is neutral, for repeated in-place reductions.
 
-        For each element one rank holds a value, the next rank its inverse, and all others the neutral element. The
-        ``target`` of a span adds its own buffer again in each repetition, so it holds the neutral element. With fewer
-        than two other ranks all elements are neutral.
+        For each element one rank holds a value, the next rank its inverse, and all others the neutral element. A
+        span's ``target`` reduces its own buffer again in each repetition and therefore holds the neutral element. With
+        fewer than two other ranks all elements are neutral.
         """
-        runs = [(p.offset, p.count, self.dtype.encode(self._cancelling_tile(p))) for p in spans]
+        runs = [(span.offset, span.count, self.dtype.encode(self._cancelling_tile(span))) for span in spans]
         return Content(runs=runs, dtype=self.dtype)
 
     def _cancelling_tile(self, span: Span) -> Values:
@@ -180,7 +180,7 @@ class KnownData:
         return np.where(distance == 0, values, np.where(distance == 1, inverse, neutral))
 
     def _content(self, spans: Sequence[Span], tolerance: float = 0.0) -> Content:
-        runs = [(p.offset, p.count, np.roll(self.dtype.encode(self._tile(p)), -p.start)) for p in spans]
+        runs = [(s.offset, s.count, np.roll(self.dtype.encode(self._tile(s)), -s.start)) for s in spans]
         return Content(runs=runs, dtype=self.dtype, tolerance=tolerance)
 
     def _tile(self, span: Span) -> Values:
@@ -192,7 +192,7 @@ class KnownData:
 
 
 def _hash(*words: int) -> NDArray[np.uint32]:
-    """TILE well-mixed numbers from ``words`` (finaliser of MurmurHash3 over a running combination)."""
+    """Return TILE hashed numbers, by MurmurHash3's finaliser over each of ``words`` in turn."""
     state: NDArray[np.uint32] = np.arange(1, TILE + 1, dtype=np.uint32)
     for word in words:
         state = _mix(state ^ np.uint32((word * 0x9E3779B1 + 0x7F4A7C15) & 0xFFFFFFFF))
@@ -214,7 +214,7 @@ def _first_contributor(size: int) -> NDArray[np.int64]:
     return (_hash(2) % size).astype(np.int64)
 
 
-#: A contribution made from mixed bits: sums of 8 stay within 8 * 13 = 104, products of 6 within 2**6.
+#: A contribution made from hashed bits: sums of 8 stay within 8 * 13 = 104, products of 6 within 2**6.
 _CONTRIBUTION: dict[str, Callable[[NDArray[np.uint32]], Values]] = {
     "sum": lambda bits: (bits % 13 + 1).astype(np.float64),
     "min": lambda bits: (bits % VALUES).astype(np.float64),
@@ -247,14 +247,14 @@ _FOLD: dict[str, Callable[[Values, Values], Values]] = {
 
 @lru_cache(maxsize=64)
 def _reduced_tile(redop: str, size: int) -> Values:
-    """The reduction over all ranks, from the few that contribute to each element."""
-    few = size <= CONTRIBUTORS[redop]
-    result = _reduced_by_rank(redop, size) if few else _reduced_by_position(redop, size)
+    """Return the reduction over all ranks; at most `CONTRIBUTORS` ranks contribute to an element."""
+    all_contribute = size <= CONTRIBUTORS[redop]
+    result = _reduced_by_rank(redop, size) if all_contribute else _reduced_by_position(redop, size)
     return result / size if redop == "avg" else result
 
 
 def _reduced_by_rank(redop: str, size: int) -> Values:
-    """The reduction where every rank contributes to every element."""
+    """Return the reduction if every rank contributes to every element."""
     result: Values = np.full(TILE, float(NEUTRAL[redop]))
     for rank in range(size):
         result = _FOLD[redop](result, _contribution_tile(redop, size, rank))
@@ -262,14 +262,14 @@ def _reduced_by_rank(redop: str, size: int) -> Values:
 
 
 def _reduced_by_position(redop: str, size: int) -> Values:
-    """The reduction where few of many ranks contribute to an element; only those that do somewhere are hashed."""
+    """Return the reduction if few of many ranks contribute to an element; hash only ranks that contribute to some."""
     first = _first_contributor(size)
     result: Values = np.full(TILE, float(NEUTRAL[redop]))
     for step in range(CONTRIBUTORS[redop]):
         ranks = (first + step) % size
         values = np.empty(TILE)
         for rank in np.unique(ranks):
-            mine = ranks == rank
-            values[mine] = _contribution(redop, size, int(rank))[mine]
+            is_contribution = ranks == rank
+            values[is_contribution] = _contribution(redop, size, int(rank))[is_contribution]
         result = _FOLD[redop](result, values)
     return result

@@ -1,7 +1,7 @@
-"""The operations: one entry each with its sizes, busbw factor, known answer and call.
+"""The operations: each entry has the sizes of buffers, the busbw factor, the known result and the call.
 
 A backend offers primitives (``all_reduce``, ``send``, ...) that return a prepared `Call`; an entry composes them.
-Adding an operation is adding one entry to `OPERATIONS`.
+To add an operation, add one entry to `OPERATIONS`.
 
 Words: *message* is the larger of the send and the receive buffer, as in nccl-tests; *block* is one rank's share of it.
 """
@@ -33,7 +33,7 @@ class Shape:
     root: int = 0
     window: int = 1
     parts: Sequence[Primitives[Any, Any]] = ()
-    """This rank's part of each of the operation's `divisions`."""
+    """For each of the operation's `divisions`, the communicator of this rank's group."""
 
     @property
     def block(self) -> int:
@@ -71,7 +71,7 @@ SpanRule = Callable[[Shape], Sequence[Span]]
 
 
 def whole(shape: Shape) -> int:
-    """The message."""
+    """Return the length of the whole message."""
     return shape.elements
 
 
@@ -96,7 +96,7 @@ def _at_ends(layout: LengthRule) -> LengthRule:
 
 
 def own(shape: Shape) -> list[Span]:
-    """The rank's own message."""
+    """Return one span: the rank's own message."""
     return [Span(offset=0, count=shape.elements, source=shape.rank)]
 
 
@@ -144,12 +144,12 @@ def _other_end(shape: Shape) -> int:
 
 
 def left(shape: Shape) -> int:
-    """The rank before, in a ring."""
+    """Return the previous rank in a ring."""
     return (shape.rank - 1) % shape.size
 
 
 def right(shape: Shape) -> int:
-    """The next rank, in a ring."""
+    """Return the next rank in a ring."""
     return (shape.rank + 1) % shape.size
 
 
@@ -171,9 +171,9 @@ class ToolNames:
     nccl_tests: str = ""
     """The program of nccl-tests, if it is not the operation's name followed by ``_perf``."""
     osu: str = ""
-    """The title that OSU's micro-benchmarks print, and commbench in their format."""
+    """The title that OSU's micro-benchmarks print; commbench prints it in their format."""
     other_osu: tuple[str, ...] = ()
-    """Further titles under which its tables are read."""
+    """Further titles of tables to import."""
     imb: str = ""
     """The benchmark of the Intel MPI Benchmarks."""
     param: tuple[str, ...] = ()
@@ -182,9 +182,9 @@ class ToolNames:
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operation: what it is, how large its buffers are, what the answer is and how it is called.
+    """One operation: its description, the sizes of its buffers, its known result and its call.
 
-    This entry is the only place that lists the operation; other packages look up here what they need of it.
+    This entry is the only registration of an operation; other packages look up its properties here.
 
     ``send`` and ``receive`` give a rank's buffer lengths in elements, ``inputs`` and ``answer`` the known content of
     them. ``call`` turns buffers into the sequence of prepared calls that is timed as one operation.
@@ -199,11 +199,11 @@ class Operation:
     answer: SpanRule = lambda _: []
     call: Callable[[Primitives[Any, Any], Buffers[Any], Shape, str], Sequence[Any]]
     divisions: Callable[[Sequence[str]], Sequence[Sequence[tuple[int, ...]]]] = lambda _: ()
-    """From the host of each rank, the further divisions into groups that a composed operation uses."""
+    """Returns the further divisions into groups that a composed operation uses, from the host of each rank."""
     busbw_factor: Callable[[int], float] = lambda _: 1.0
     """algbw times this is busbw; the argument is the number of ranks (nccl-tests, doc/PERFORMANCE.md)."""
     divided: bool = False
-    """Whether the message is made of one block a rank, so that its size is a multiple of the number of ranks."""
+    """Whether the message consists of one block per rank: its size is then a multiple of the number of ranks."""
     osu_per_rank: bool = False
     """Whether OSU prints one rank's block instead of the message for this operation."""
     reduces: bool = False
@@ -215,7 +215,7 @@ class Operation:
     window_bytes: int = WINDOW_BYTES
     """The most bytes that may be in flight from one rank to another."""
     operations_per_call: int = 1
-    """Messages that follow one another in one call: 2 in a ping-pong."""
+    """Number of consecutive messages in one call: 2 in a ping-pong."""
     messages_at_once: int = 1
     """Messages in flight together that the reported bandwidth counts: 2 if both directions carry data."""
     algorithm: str = ""
@@ -230,20 +230,20 @@ class Operation:
     """Whether MPI leaves the result of the in-place form at the start of the buffer, on every rank."""
     names: ToolNames = ToolNames()
     closed_forms: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """By the name of an algorithm, the function in `commbench.analysis.prediction.closed_forms` that gives its time."""
+    """The function in `commbench.analysis.prediction.closed_forms` for each algorithm's time, by its name."""
     gloo_algorithm: str = ""
-    """The one of ``closed_forms`` that torch's Gloo uses for all sizes and numbers of ranks.
+    """The algorithm in ``closed_forms`` that torch's Gloo uses for all sizes and numbers of ranks.
 
     Sources: ``allreduce.cc``, ``allgather.cc``, ``broadcast.cc``, ``reduce.cc``, ``gather.cc``, ``scatter.cc``,
     ``alltoall.cc`` and ``barrier.cc`` of Gloo, and ``ProcessGroupGloo.cpp`` of PyTorch, whose reduce_scatter_tensor is
     an all_reduce of a copy.
     """
     has_nccl_algorithms: bool = False
-    """Whether NCCL chooses among several algorithms; it carries the others by sends and receives."""
+    """Whether NCCL chooses among several algorithms; it implements the other operations by sends and receives."""
     open_mpi_components: frozenset[str] = frozenset()
-    """Components of Open MPI 5 (``coll/han``, ``coll/tuned``) that carry it in every version."""
+    """Components of Open MPI 5 (``coll/han``, ``coll/tuned``) that implement the operation in every version."""
     compares_ranks: bool = False
-    """Whether its times show stragglers: every rank sends and receives the same, so all should take equally long."""
+    """Whether its times reveal stragglers: every rank sends and receives the same, so all should take equally long."""
     quantity: Literal["both", "time", "bandwidth"] = "both"
     """The quantity that tables and figures show."""
 
@@ -267,11 +267,11 @@ class Operation:
         return self.names.nccl_tests or f"{self.name}_perf"
 
     def osu_bytes(self, message_bytes: int, size: int) -> int:
-        """The size that OSU's micro-benchmarks print for the same case, in bytes."""
+        """Return the size that OSU's micro-benchmarks print for the same case, in bytes."""
         return message_bytes // size if self.osu_per_rank else message_bytes
 
     def message_bytes(self, osu_bytes: int, size: int) -> int:
-        """The message of the case for which OSU's micro-benchmarks print ``osu_bytes``, in bytes."""
+        """Return the message, in bytes, of a case for which OSU's micro-benchmarks print ``osu_bytes``."""
         return osu_bytes * size if self.osu_per_rank else osu_bytes
 
 
@@ -284,7 +284,7 @@ def _ping_pong(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape:
 
 
 def _one_way(backend: Primitives[Any, CallT_co], buffers: Buffers[Any], shape: Shape, _: str) -> list[CallT_co]:
-    """A window of messages one way, then an empty acknowledgement, as OSU's osu_bw."""
+    """Send a window of messages one way, then an empty acknowledgement, as OSU's osu_bw."""
     if shape.rank == 0:
         window = backend.exchange_window([(buffers.send, shape.last)], [], shape.window)
         return [window, backend.receive(backend.empty(), shape.last)]
@@ -305,7 +305,7 @@ def _share(size: int) -> float:
     return (size - 1) / size
 
 
-#: ``coll/han`` lacks reduce_scatter and all_to_all, which fall to a component of lower priority.
+#: ``coll/han`` lacks reduce_scatter and all_to_all; a component of lower priority implements them.
 _HAN_AND_TUNED = frozenset({"han", "tuned"})
 
 _ENTRIES = (
@@ -593,7 +593,7 @@ def find_operation(name: str) -> Operation:
 
 
 def window_of(operation: Operation, message_bytes: int) -> int:
-    """Messages in flight at once: 64 as in OSU, fewer where that would exceed the operation's ``window_bytes``."""
+    """Return the number of messages in flight: 64 as in OSU, fewer if 64 exceed the operation's ``window_bytes``."""
     if not operation.windowed:
         return 1
     return max(1, min(WINDOW_MESSAGES, operation.window_bytes // max(1, message_bytes)))
@@ -610,6 +610,6 @@ def true_message_bytes(operation: Operation, requested: int, itemsize: int, size
 
 
 def check_ranks(operation: Operation, size: int) -> None:
-    """Raise `UnsupportedError` where ``operation`` makes no sense on ``size`` ranks."""
+    """Raise `UnsupportedError` if ``operation`` is undefined on ``size`` ranks."""
     if size < operation.minimum_ranks:
         raise UnsupportedError("too_few_ranks", operation=operation.name, minimum=operation.minimum_ranks, ranks=size)

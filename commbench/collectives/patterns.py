@@ -54,7 +54,7 @@ def makes_groups(pattern: str) -> bool:
 
 
 def shares_of(pattern: str, world_size: int) -> int:
-    """Return the number of shares of a divided message: the group size if the pattern fixes it, else all ranks.
+    """Return the number of shares of a divided message: the group size if the pattern fixes it, else the world size.
 
     The group sizes of ``node`` and ``cross`` depend on the hosts. Sizes that differ after rounding up for all ranks
     still differ after rounding up for a group.
@@ -68,8 +68,8 @@ def shares_of(pattern: str, world_size: int) -> int:
 def pattern_order(pattern: str) -> tuple[int, int, str]:
     """Return a sort key: the order of `PATTERNS`, then the number of a pattern, unknown patterns last."""
     name, _, count = pattern.partition(":")
-    known = list(PATTERNS)
-    place = next((known.index(form) for form in (pattern, f"{name}:K") if form in known), len(known))
+    forms = list(PATTERNS)
+    place = next((forms.index(form) for form in (pattern, f"{name}:K") if form in forms), len(forms))
     return place, int(count) if count.isdecimal() else 0, pattern
 
 
@@ -98,13 +98,13 @@ def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
     elif pattern == "cross":
         divided = _rails(_by_host(hosts))
     elif pattern == "pairs:intra":
-        divided = [here[i : i + 2] for here in _by_host(hosts) for i in range(0, len(here) - 1, 2)]
+        divided = [host[i : i + 2] for host in _by_host(hosts) for i in range(0, len(host) - 1, 2)]
     elif pattern == "pairs:inter":
         by_host = _by_host(hosts)
         host_pairs = zip(by_host[::2], by_host[1::2], strict=False)
         divided = [pair for first, second in host_pairs for pair in zip(first, second, strict=False)]
     else:
-        ordered = [rank for here in _by_host(hosts) for rank in here]
+        ordered = [rank for host in _by_host(hosts) for rank in host]
         half = len(ordered) // 2
         divided = list(zip(ordered[:half], ordered[len(ordered) - half :], strict=True))
     groups = tuple(sorted(tuple(sorted(group)) for group in divided if len(group) > 1))
@@ -117,8 +117,8 @@ def rounds_of(size: int) -> list[list[Pair]]:
     """Return all pairs of ``size`` ranks, each once, in rounds of disjoint pairs.
 
     There are size - 1 rounds, or size rounds if size is odd. The schedule is the circle method of round-robin
-    tournaments (Kirkman 1847): one place is fixed, all others rotate by one place a round. If size is odd, a virtual
-    rank is added and its partner is idle. Every second round names its pairs in reverse order.
+    tournaments (Kirkman 1847): one place is fixed, all others rotate by one place per round. If size is odd, a virtual
+    rank is added and its partner is idle. Every second round reverses its pairs.
     """
     even = size + size % 2
     circle = list(range(1, even))
@@ -155,6 +155,6 @@ def _rails(by_host: Sequence[Group]) -> list[Group]:
 
 
 def _placement(hosts: Sequence[str]) -> str:
-    """``4 ranks on 2 hosts``."""
+    """Return text such as ``4 ranks on 2 hosts``."""
     count = len(set(hosts))
     return f"{len(hosts)} rank{'s' * (len(hosts) != 1)} on {count} host{'s' * (count != 1)}"

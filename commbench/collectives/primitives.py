@@ -1,6 +1,6 @@
-"""The primitives of a backend, of which operations are composed, and the buffers that they take."""
+"""The primitives of a backend, from which operations are composed, and their buffers."""
 
-# ruff: noqa: ARG002 - a primitive is described by its name, and uses its arguments where a backend has it
+# ruff: noqa: ARG002 - these methods only raise; backends override them
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ends = Sequence[tuple[BufferT, int]]
 class Primitives(ABC, Generic[BufferT, CallT_co]):
     """The primitives of a backend: each returns a prepared call that can be repeated.
 
-    Buffers are the backend's own. A backend overrides the primitives that it has; the others raise `UnsupportedError`.
+    Each backend has its own type of buffers. It overrides the primitives that it has; others raise `UnsupportedError`.
     """
 
     backend: str

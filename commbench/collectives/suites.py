@@ -1,4 +1,4 @@
-"""Finding and loading suites: short Python files that name axes as ``SUITE``, a `Sweep` or a list of them."""
+"""Suites: short Python files that set ``SUITE`` to a `Sweep` or a list of them; how to find and load them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from commbench.collectives.cases import Sweep
 from commbench.errors import InputError, unknown_choice
 
-#: Where the suites that come with commbench are: beside the package in a checkout, below the prefix when installed.
+#: Directories of commbench's own suites: beside the package in a checkout, below the prefix when installed.
 HOMES = (Path(__file__).parents[2] / "benchmarks", Path(sys.prefix) / "share" / "commbench" / "benchmarks")
 
 
@@ -25,7 +25,7 @@ class Suite:
     sweeps: Sequence[Sweep]
 
     def override(self, axes: Mapping[str, Any]) -> Suite:
-        """The suite with axes replaced in every sweep; sweeps that become equal are measured once.
+        """Return the suite with axes replaced in every sweep; sweeps that become equal are measured once.
 
         Raises:
             InputError: an axis does not have the value.
@@ -50,8 +50,8 @@ def load_suite(name: str) -> Suite:
     except InputError:
         raise
     except Exception as error:
-        words = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
-        raise InputError(f"Suite {path} cannot be run ({words}).") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        raise InputError(f"Suite {path} cannot be run ({reason}).") from error
     sweeps = [suite] if isinstance(suite, Sweep) else suite
     if not isinstance(sweeps, Sequence) or not sweeps or not all(isinstance(sweep, Sweep) for sweep in sweeps):
         raise InputError(f"Suite {path} names no sweeps; it must set SUITE to a commbench.Sweep or a list of them.")
@@ -59,13 +59,13 @@ def load_suite(name: str) -> Suite:
 
 
 def find_suite(name: str) -> Path:
-    """The file of a suite.
+    """Return the file of a suite.
 
     Raises:
         InputError: there is none; the message lists the suites.
     """
-    given = Path(name)
-    candidates = [given, *(home / f"{name}.py" for home in HOMES)]
+    path_as_given = Path(name)
+    candidates = [path_as_given, *(home / f"{name}.py" for home in HOMES)]
     for path in candidates:
         if path.is_file():
             return path
@@ -73,7 +73,7 @@ def find_suite(name: str) -> Path:
 
 
 def known_suites() -> list[str]:
-    """Names of the suites that come with commbench: the files that set SUITE."""
+    """Return the names of commbench's own suites: the files that set SUITE."""
     home = next((home for home in HOMES if home.is_dir()), None)
     if home is None:
         return []

@@ -1,7 +1,7 @@
-"""DDP communication hooks as a library, registered on any DDP model in one line.
+"""DDP communication hooks as a library; one line registers a hook on any DDP model.
 
-`registry`, `message` and `compression` need no torch. The hooks' classes do, so they are imported when first asked for.
-May import backends, engine, collectives and what lies below these; nothing of ddp or above.
+`registry`, `message` and `compression` need no torch. The hooks' classes need it, so they are imported on first use.
+May import backends, engine, collectives and the packages below them; must not import ddp or anything above.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        import torch  # noqa: F401 - to state in one sentence what is missing
+        import torch  # noqa: F401 - a missing torch becomes one sentence
     except ImportError as error:
         raise InputError("Communication hooks need PyTorch, which is not installed: pip install torch.") from error
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

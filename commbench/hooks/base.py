@@ -35,7 +35,7 @@ class BucketTimes:
     numel: int
     is_last: bool
     ready_ns: int
-    """The hook was entered: every gradient of the bucket is ready."""
+    """DDP called the hook: every gradient of the bucket is ready."""
     start_ns: int
     """The first collective was issued."""
     done_ns: int
@@ -48,14 +48,14 @@ class BucketTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketMarks:
-    """Timestamps of one bucket as marks of its hook's clock; a GPU reaches them only after the hook has returned."""
+    """Timestamps of one bucket as marks of its hook's clock; a GPU reaches them after the hook has returned."""
 
     bucket: Expected
     ready: Mark
     encoded: Mark
     start: Mark
     arrived: Mark
-    """The last collective is over; only local work follows."""
+    """The last collective has ended; only local work follows."""
     done: Mark
     between: Sequence[tuple[Mark, Mark]] = ()
     """Begin and end of local work between collectives."""
@@ -85,23 +85,23 @@ class Stopwatch:
         self.between: Sequence[tuple[Mark, Mark]] = ()
 
     def encoded(self) -> None:
-        """The autograd thread's part is done."""
+        """Mark the end of the local work on the autograd thread."""
         self.encoded_at = self.clock()
 
     def started(self) -> None:
-        """The first collective is being issued."""
+        """Mark the issue of the first collective."""
         self.start = self.clock()
 
     def worked(self, since: Mark) -> None:
-        """Local work between collectives, which began at the mark ``since``, is done."""
+        """Mark the end of local work between collectives that began at the mark ``since``."""
         self.between = (*self.between, (since, self.clock()))
 
     def arrived(self) -> None:
-        """The last collective is over."""
+        """Mark the end of the last collective."""
         self.arrived_at = self.clock()
 
     def marks(self, bucket: Expected) -> BucketMarks:
-        """Return the marks of the bucket, whose average is ready now."""
+        """Mark that the averaged bucket is ready, and return all its marks."""
         return BucketMarks(
             bucket=bucket,
             ready=self.ready,
@@ -123,7 +123,7 @@ class Hook(ABC):
     """
 
     name: ClassVar[str]
-    #: Called for every finished bucket on the thread that finished it; a GPU may still have to reach the marks.
+    #: Called for every finished bucket, on the thread that finished it; a GPU may not have reached the marks yet.
     observer: Callable[[BucketMarks], None] | None = None
     #: Takes the marks; `register` chooses the clock of the model's device.
     clock: Clock = staticmethod(host_clock)
@@ -136,8 +136,8 @@ class Hook(ABC):
     def register(self, ddp_model: DistributedDataParallel, *, scaler: torch.amp.GradScaler | None = None) -> Self:
         """Make this the hook of a DDP model, before its first backward pass, and return it.
 
-        ``scaler`` is the GradScaler of a mixed-precision training, which hooks with a residual need.
-        Raises InputError for anything but a DDP model, a model with a hook, or a hook that is in use already.
+        ``scaler`` is the GradScaler of mixed-precision training; hooks with a residual need it.
+        Raises InputError if this is no DDP model, the model has a hook, or the hook is in use.
         """
         self._check_model(ddp_model)
         if scaler is not None and not hasattr(scaler, "get_scale"):
@@ -152,7 +152,7 @@ class Hook(ABC):
         return self
 
     def follow(self, ddp_model: DistributedDataParallel) -> None:
-        """Serve another DDP object, which has taken over the reducer that the hook was registered on."""
+        """Switch to another DDP object that has taken over the reducer on which the hook was registered."""
         self._model = weakref.ref(ddp_model)
 
     def _check_model(self, ddp_model: object) -> None:
@@ -168,7 +168,7 @@ class Hook(ABC):
                 f"The model has a communication hook already, and DDP takes one only: leave out {self.name}."
             )
 
-    def attach(  # noqa: B027 - most hooks serve any model
+    def attach(  # noqa: B027 - most hooks accept any model
         self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None
     ) -> None:
         """Inspect the model before the hook is registered; raise InputError if the hook cannot serve it."""
@@ -184,8 +184,8 @@ class Hook(ABC):
     def wire_bytes(self, numel: int, world_size: int, *, shapes: Shapes | None = None) -> int:
         """Return the bytes that one rank sends by theory for a float32 bucket of ``numel`` elements, after any warm-up.
 
-        ``shapes`` are the shapes of the bucket's tensors. Without them, a hook that treats tensors differently takes
-        the bucket for one matrix.
+        ``shapes`` are the shapes of the bucket's tensors. Without them, a hook that depends on shapes treats the
+        bucket as one matrix.
         """
         bucket = BucketShape(elements=numel, world_size=world_size, shapes=shapes)
         return sent_bytes(self.messages(bucket), world_size)
@@ -194,14 +194,14 @@ class Hook(ABC):
         """Prepare a step, before its first bucket."""
 
     def state_dict(self) -> StateDict:
-        """Return this rank's state for a checkpoint; with it, training resumes as if it had not stopped."""
+        """Return this rank's state for a checkpoint; training resumed with it continues exactly."""
         return {"hook": self.name, "version": 1}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Resume from the `state_dict` of the same rank; raise InputError for another hook's state."""
         if state.get("hook") != self.name or state.get("version") != 1:
-            other = f"hook {state.get('hook')}, version {state.get('version')}"
-            raise InputError(f"The state to load is of {other}: hook {self.name}, version 1, can only load its own.")
+            origin = f"hook {state.get('hook')}, version {state.get('version')}"
+            raise InputError(f"The state to load is of {origin}: hook {self.name}, version 1, can only load its own.")
 
     def close(self) -> None:  # noqa: B027 - most hooks have no thread
         """End the hook's thread, if it has one; it ends at exit in any case."""
@@ -227,7 +227,7 @@ class Hook(ABC):
     def _finished(
         self, done: torch.futures.Future, finish: Finish, expected: Expected, watch: Stopwatch
     ) -> torch.Tensor:
-        """The callback of a bucket: decode, check, notify the observer."""
+        """Decode and check the result of a bucket, and notify the observer; the callback of its future."""
         try:
             value = expected.value_of(self.name, done)
             watch.arrived()
@@ -240,7 +240,7 @@ class Hook(ABC):
         return result
 
     def _fail(self, error: Exception) -> None:
-        """Keep the first error, so that a later step raises it instead of DDP's internal assertion."""
+        """Keep the first error: a later step raises it instead of DDP's internal assertion."""
         if self.failure is not None:
             return
         self.failure = error
@@ -256,7 +256,7 @@ class Hook(ABC):
 
 
 def _named(name: str) -> Callable[[Any, Any], Any]:
-    """Return the function that DDP calls. DDP logs its name; it checks annotations, so the function has none."""
+    """Return the function that DDP calls. DDP logs its name and checks annotations, so it has none."""
 
     def call(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - see above
         return state.run(bucket)

@@ -12,7 +12,7 @@ from commbench.hooks.message import BucketShape, Message, dense_messages
 
 
 class PassThrough(Hook):
-    """What DDP does without a hook, as a hook: the price of having one."""
+    """The same all-reduce as DDP's without a hook; measures the overhead of a hook."""
 
     name: ClassVar[str] = "passthrough"
 
@@ -29,10 +29,10 @@ class PassThrough(Hook):
 
 
 class _Half(Hook):
-    """Sends gradients in a type of two bytes and adds in it.
+    """Sends and adds gradients in a type of two bytes.
 
-    Gradients are divided before the cast, in their own type. Sent and summed values are then never larger than the
-    largest gradient, so fewer overflow than if sums were divided. The result has the gradients' own type.
+    Gradients are divided before the cast, in their original type. Sent and summed values are then never larger than the
+    largest gradient, so fewer overflow than if sums were divided. The result has the gradients' type.
     """
 
     dtype: ClassVar[torch.dtype]
@@ -50,7 +50,7 @@ class _Half(Hook):
         return future, lambda _: buffer.copy_(half)
 
     def _buffer(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
-        """Return the send buffer of a bucket, reused in every step: fresh pages cost as much as the cast."""
+        """Return the send buffer of a bucket, reused in every step: newly allocated pages cost as much as the cast."""
         kept = self._sent.get(index)
         if kept is None or kept.shape != buffer.shape or kept.device != buffer.device:
             kept = self._sent[index] = torch.empty_like(buffer, dtype=self.dtype)
@@ -69,7 +69,7 @@ class FP16(_Half):
 
 
 class BF16(_Half):
-    """bfloat16: the range of float32 with 8 bits of precision; works on CPUs too, where torch's own hook refuses."""
+    """bfloat16: the range of float32 with 8 bits of precision; also works on CPUs, unlike torch's own hook."""
 
     name: ClassVar[str] = "bf16"
     dtype: ClassVar[torch.dtype] = torch.bfloat16

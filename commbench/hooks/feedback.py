@@ -1,10 +1,10 @@
-"""Error feedback: a hook keeps per parameter the part of a gradient that it did not send, and sends it later.
+"""Error feedback: a hook keeps the unsent part of each parameter's gradient, and sends it later.
 
 The residual e belongs to one rank. a = g + e is compressed and sent; the unsent part of a is the next e (Stich et al.
 2018, Karimireddy et al. 2019). Over any number of steps, sent values plus the last residual sum up to the gradients.
 
 Residuals are updated only if the bucket is finite. On the host a branch decides. On a device a branch would make the
-host wait for all queued work, so the condition stays a tensor and `put` writes under it.
+host wait for all queued work, so the condition stays a tensor and `put` depends on it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(kw_only=True)
 class Slot:
-    """The memory of one bucket by kind (residual, momentum), each of shape (numel,): old values, and their update."""
+    """The memory of one bucket by kind (residual, momentum), each of shape (numel,): old and new values."""
 
     layout: Layout
     old: Tensors = field(default_factory=dict)
     new: Tensors = field(default_factory=dict)
-    """The same tensors as ``old`` unless updates are held back."""
+    """The same tensors as ``old``, unless ``held_back`` is set."""
     pending: bool = False
 
 
 class Memory:
-    """Tensors kept per parameter from step to step, in the layout of the buckets so that a step copies nothing.
+    """Tensors that each parameter keeps from step to step, in the layout of the buckets: a step copies nothing.
 
     When DDP rebuilds the buckets, the tensors are moved by parameter. With ``held_back``, updates go to second tensors.
     `settle` accepts these only if no bucket of the step was rejected: by swapping the two on the host, by `put` on a
@@ -65,7 +65,7 @@ class Memory:
         return slot
 
     def reject(self, where: torch.Tensor) -> None:
-        """Make the next `settle` drop every update of this step if the condition ``where`` holds; from any thread."""
+        """Make the next `settle` drop every update of this step if the condition ``where`` holds; thread-safe."""
         self._rejections.append(where)
 
     def settle(self) -> None:
@@ -111,7 +111,7 @@ class Memory:
             self._waiting[kind] = {name: tensor.clone() for name, tensor in state.get(kind, {}).items()}
 
     def _dissolve(self, index: int) -> None:
-        """Take the tensors out of this bucket and all later ones; they wait for the new buckets."""
+        """Remove the tensors from this bucket and all later ones; they wait for the new buckets."""
         for removed in [self._slots.pop(other) for other in list(self._slots) if other >= index]:
             for kind in self.kinds:
                 self._waiting[kind] |= {span.name: span.view(removed.old[kind]) for span in removed.layout.spans}
@@ -151,30 +151,30 @@ class FeedbackHook(Hook):
 
     @property
     def step(self) -> int:
-        """The number of the step under way, from 0."""
+        """The number of the current step, from 0."""
         return max(0, self._steps - 1)
 
     @property
     def discarded_steps(self) -> int:
-        """Steps whose residual updates were dropped because an averaged bucket was not finite; waits for a device."""
+        """Number of steps without residual updates, as an averaged bucket was not finite; waits for a device."""
         self.memory.settle()
         return int(self.memory.discarded)
 
     @property
     def divisor(self) -> float | torch.Tensor:
-        """The divisor of the sum over ranks: their number, over the loss scale that was taken out before."""
+        """The divisor of the sum over ranks: the world size divided by the loss scale that was removed before."""
         return self.world_size / self._scale
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the gradients carry a loss scale; a scale on a device counts even if it is 1."""
+        """Whether the gradients have a loss scale; a scale on a device counts even if it is 1."""
         return isinstance(self._scale, torch.Tensor) or self._scale != 1.0
 
     @abstractmethod
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """As `launch`: send ``buffer`` plus ``slot.old``, write ``slot.new``, and leave sum / `divisor` in ``buffer``.
+        """Do as `launch`: send ``buffer`` plus ``slot.old``, write ``slot.new``, leave sum / `divisor` in ``buffer``.
 
         If the values to send are not finite, every rank must receive NaN, and ``slot.new`` is not written.
         """
@@ -186,16 +186,16 @@ class FeedbackHook(Hook):
         scaler: torch.amp.GradScaler | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Self:
-        """As `Hook.register`; with ``optimizer`` the residual follows changes of its learning rates.
+        """See `Hook.register`; with ``optimizer`` the residual follows changes of its learning rates.
 
-        A residual is a gradient of earlier steps. Multiplied by the old rate over the new rate, it moves the parameter
-        as far as it would have moved it then.
+        A residual is a gradient of earlier steps. It is multiplied by the old rate over the new rate: it then moves the
+        parameter as far as it would have moved it in those steps.
         """
         self._optimizer = optimizer
         return super().register(ddp_model, scaler=scaler)
 
     def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
-        """Note the parameters' names; raise InputError if a gradient is not float32."""
+        """Record the parameters' names; raise InputError if a gradient is not float32."""
         self._names, self._shapes = {}, {}
         for name, parameter in ddp_model.module.named_parameters():
             if parameter.requires_grad and parameter.dtype != torch.float32:
@@ -210,7 +210,7 @@ class FeedbackHook(Hook):
         self.memory.held_back = scaler is not None
 
     def begin_step(self) -> None:
-        """Count the step, settle the step before, and read the loss scale of this step's gradients."""
+        """Count the step, settle the previous step, and read the loss scale of this step's gradients."""
         self._steps += 1
         self.memory.settle()
         self._scale = self._loss_scale()
@@ -239,7 +239,7 @@ class FeedbackHook(Hook):
         self._rates |= rates
 
     def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
-        """Find the bucket's memory, take out the loss scale, exchange."""
+        """Find the bucket's memory, divide by the loss scale, exchange."""
         buffer, layout = bucket.buffer(), self._layout_of(bucket)
         slot = self.memory.open(bucket.index(), layout, buffer)
         if self.is_scaled:
@@ -273,7 +273,7 @@ class FeedbackHook(Hook):
     def load_state_dict(self, state: StateDict) -> None:
         """Resume from `state_dict`, before or after the first step; raise InputError if it belongs to another model.
 
-        DDP does the first step after a restart in one bucket, so hooks that select per bucket choose otherwise there.
+        DDP puts the first step after a restart into one bucket; hooks that select per bucket select differently there.
         """
         super().load_state_dict(state)
         if self._names:
@@ -292,7 +292,7 @@ class FeedbackHook(Hook):
 
 
 def is_finite(tensor: torch.Tensor) -> torch.Tensor:
-    """Whether no element is infinite or NaN, as a boolean tensor on the same device; one pass without a temporary."""
+    """Return whether every element is finite, as a boolean tensor on the same device; one pass, no temporary."""
     if tensor.numel() == 0:
         return torch.ones((), dtype=torch.bool, device=tensor.device)
     low, high = torch.aminmax(tensor)
@@ -300,12 +300,12 @@ def is_finite(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def on_host(flag: torch.Tensor) -> bool:
-    """Whether reading a value needs no wait for a device."""
+    """Return whether reading a value needs no wait for a device."""
     return bool(flag.is_cpu)
 
 
 def put(into: torch.Tensor, value: torch.Tensor, *, where: torch.Tensor) -> None:
-    """Write ``value`` to ``into``, of the same shape, if the condition ``where`` holds; never waits for a device."""
+    """Write ``value`` to ``into``, of the same shape, if the condition ``where`` holds; do not wait for a device."""
     if not on_host(where):
         torch.where(where, value.to(into.dtype), into, out=into)
     elif where:
@@ -313,7 +313,7 @@ def put(into: torch.Tensor, value: torch.Tensor, *, where: torch.Tensor) -> None
 
 
 def poison(tensor: torch.Tensor, *, unless: torch.Tensor) -> None:
-    """Make all elements NaN unless the condition holds; never waits for a device."""
+    """Make all elements NaN unless the condition holds, without waiting for a device."""
     if not on_host(unless):
         tensor.masked_fill_(~unless, torch.nan)
     elif not unless:

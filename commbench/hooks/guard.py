@@ -1,4 +1,4 @@
-"""`Guard`: runs a person's own hook and checks every result before DDP gets it."""
+"""`Guard`: runs a user's own hook and checks every result before DDP gets it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from commbench.hooks.message import BucketShape, Message
 
 
 class Guard(Hook):
-    """``Guard(my_hook).register(ddp_model)`` where ``my_hook(state, bucket)`` is a hook as DDP takes it.
+    """A checked hook: ``Guard(my_hook).register(ddp_model)``, where ``my_hook(state, bucket)`` is a hook for DDP.
 
-    Without it, DDP crashes on a hook that returns None, silently accepts a result that is too long or of the wrong
-    type, and after a hook that raised fails with an internal assertion in every later step.
+    Without it, DDP crashes if a hook returns None and silently accepts a result that is too long or of the wrong type.
+    After an error in a hook, every later step fails with an internal assertion.
     """
 
     name: ClassVar[str] = "own"
@@ -27,7 +27,7 @@ class Guard(Hook):
             raise InputError(f"Guard was given a {type(hook).__name__}: pass a function of (state, bucket).")
         self._hook = hook
         self._state = state
-        self.name = getattr(hook, "__name__", type(hook).__name__)  # type: ignore[misc] # each hook has its own
+        self.name = getattr(hook, "__name__", type(hook).__name__)  # type: ignore[misc] # a class attribute of other hooks
 
     def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
         """Call the hook; its whole run time counts as encoding."""
@@ -37,7 +37,7 @@ class Guard(Hook):
         except Exception as error:
             raise InputError(
                 f"Hook {self.name} raised {type(error).__name__} ({error}) on bucket {bucket.index()}: see its "
-                "traceback, mend it and start again."
+                "traceback, fix it and start again."
             ) from error
         watch.encoded()
         if isinstance(future, torch._C.Future):  # noqa: SLF001 - the base of all of torch's futures has no public name
@@ -47,6 +47,6 @@ class Guard(Hook):
             f"{bucket.index()}: it must return a torch Future."
         )
 
-    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002 - no bucket tells what the hook sends
-        """Raise UnsupportedError: the bytes of a person's own hook can only be measured."""
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:  # noqa: ARG002 - the bucket does not determine the messages
+        """Raise UnsupportedError: the bytes of a user's own hook can only be measured."""
         raise UnsupportedError("hook_bytes_unknown", hook=self.name)

@@ -35,7 +35,7 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """The tensors of one bucket in the order of its buffer. The object is the same as long as the tensors are.
+    """The tensors of one bucket in the order of its buffer; one object as long as the tensors stay the same.
 
     DDP uses one large bucket in the first step, then rebuilds its buckets in the order in which gradients were ready.
     """
@@ -46,7 +46,7 @@ class Layout:
 
     @classmethod
     def of(cls, bucket: dist.GradBucket, names: Mapping[int, str]) -> Self:
-        """Read the layout off a bucket; ``names`` are by the parameters' ``id``."""
+        """Return the layout of a bucket; ``names`` maps the parameters' ``id`` to names."""
         spans, start = [], 0
         parameters = tuple(bucket.parameters())
         for parameter in parameters:
@@ -57,7 +57,7 @@ class Layout:
         return cls(parameters=parameters, spans=tuple(spans), numel=start)
 
     def holds(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
-        """Whether these very parameters, in this order, are the bucket's."""
+        """Return whether the bucket consists of these parameter objects, in this order."""
         mine = self.parameters
         return len(mine) == len(parameters) and all(own is given for own, given in zip(mine, parameters, strict=True))
 
@@ -65,7 +65,7 @@ class Layout:
 def _stride_in_bucket(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of a gradient in its bucket: the parameter's own if dense in memory, else row-major.
 
-    ``GradBucket.gradients()`` cannot tell: it returns every tensor as row-major.
+    ``GradBucket.gradients()`` does not show it: it returns every tensor as row-major.
     """
     expected = 1
     for size, step in sorted(zip(shape, stride, strict=True), key=lambda pair: (pair[1], pair[0])):

@@ -1,7 +1,7 @@
 """Messages of a hook for a bucket: the collectives with their sizes, and the layout of a sparse payload in bytes.
 
-A payload is a byte array that collectives can carry as it is: k indices (int32), then k values (float32 or float16),
-then, where k is odd and values take two bytes, two bytes of zero, so that payloads in one buffer stay aligned.
+A payload is a byte array that collectives send unchanged: k indices (int32), then k values (float32 or float16). If k
+is odd and values take two bytes, two bytes of zero follow, so that payloads in one buffer stay aligned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Shapes: TypeAlias = Sequence[Sequence[int]]
 #: int32 cannot number more elements.
 LARGEST_N = 2**31 - 1
 INDEX_BYTES = 4
-#: Bytes of an element that is sent as it is.
+#: Bytes of an element that is sent without compression.
 FLOAT32_BYTES = 4
 
 
@@ -36,14 +36,14 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class BucketShape:
-    """One bucket of gradients, as far as the size of its messages depends on it."""
+    """The properties of a bucket of gradients that determine the size of its messages."""
 
     elements: int
     world_size: int
     shapes: Shapes | None = None
     """None: only the number of elements is known."""
     dtype: str = "float32"
-    """Of the gradients; hooks that leave elements out take float32 only."""
+    """Type of the gradients; hooks that select elements take only float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +52,15 @@ class Message:
 
     operation: Literal["all_reduce", "all_gather"]
     dtype: str
-    """Of the elements that are summed; an all_gather sums none, and its ``float32`` stands for any type."""
+    """Type of the elements that are summed; an all_gather sums none, so its ``float32`` has no meaning."""
     message_bytes: float
-    """As in ``collectives.csv``: an all_gather counts the parts of all ranks."""
+    """Size as in ``collectives.csv``: an all_gather counts the parts of all ranks."""
 
 
 def sent_bytes(messages: Sequence[Message], world_size: int) -> int:
-    """Return the bytes that one rank sends by theory for these messages.
+    """Return the bytes that one rank sends in theory for these messages.
 
-    An all_reduce is a ring, see `ring_bytes`; in an all_gather a rank's part reaches every other rank.
+    An all_reduce is a ring, see `ring_bytes`; in an all_gather a rank sends its part once for every other rank.
     """
     reduced = sum(message.message_bytes for message in messages if message.operation == "all_reduce")
     gathered = sum(message.message_bytes for message in messages if message.operation == "all_gather")
@@ -73,12 +73,12 @@ def ring_bytes(nbytes: float, world_size: int) -> float:
 
 
 def dense_messages(bucket: BucketShape, *, dtype: str | None = None) -> tuple[Message, ...]:
-    """One all_reduce of every element, as ``dtype``; None: in the type of the gradients."""
+    """Return one all_reduce of every element, as ``dtype``; None: in the type of the gradients."""
     return (_all_reduce(bucket.elements, dtype or bucket.dtype),)
 
 
 def top_k_messages(bucket: BucketShape, selection: Selection) -> tuple[Message, ...]:
-    """One all_gather of the payloads with the tensors sent whole; one all_reduce if all tensors are sent whole."""
+    """Return one all_gather of payloads and tensors sent whole; one all_reduce if all tensors are sent whole."""
     payload = selection.layout([(bucket.elements, 1)] if bucket.shapes is None else bucket.shapes)
     if not payload.sparse:
         return (_all_reduce(bucket.elements),)
@@ -87,12 +87,12 @@ def top_k_messages(bucket: BucketShape, selection: Selection) -> tuple[Message, 
 
 
 def random_k_messages(bucket: BucketShape, *, density: float) -> tuple[Message, ...]:
-    """One all_reduce of k values, whose indices all ranks know."""
+    """Return one all_reduce of k values; all ranks draw the same indices."""
     return (_all_reduce(kept_elements(bucket.elements, density)),)
 
 
 def power_sgd_messages(bucket: BucketShape, *, rank: int, min_compression_rate: float) -> tuple[Message, ...]:
-    """The left factors with all tensors that are sent whole, then the right factors.
+    """Return two all_reduces: the left factors with all tensors that are sent whole, then the right factors.
 
     Without shapes the bucket counts as one square matrix.
     """
@@ -132,7 +132,7 @@ def check_density(hook: str, density: float) -> float:
 
 
 def kept_elements(numel: int, density: float) -> int:
-    """Return how many of n elements are sent: k = ceil(density x n), at least 1, whatever the product's rounding."""
+    """Return how many of n elements are sent: k = ceil(density x n), at least 1, despite the product's rounding."""
     return min(numel, max(1, math.ceil(round(density * numel, 6))))
 
 
@@ -140,8 +140,8 @@ def kept_elements(numel: int, density: float) -> int:
 class PayloadPart:
     """Elements ``start`` to ``start + numel`` of a bucket, and their place in the message, in bytes.
 
-    ``k`` of them are sent as k int32 indices (counted from ``start``), k values and padding to a multiple of 4 bytes.
-    With ``k`` 0 all are sent, as float32.
+    ``k`` elements are sent as k int32 indices (counted from ``start``), k values and padding to a multiple of 4 bytes.
+    If ``k`` is 0, all are sent as float32.
     """
 
     start: int
@@ -162,7 +162,7 @@ class PayloadLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """What top-k selects: the share, the scope, and the tensors that are sent whole."""
+    """The selection of top-k: the density, the scope, and the tensors that are sent whole."""
 
     density: float
     values: ValueType = "float32"
@@ -225,7 +225,7 @@ def matrix_factors(
 
     Args:
         shape: of the tensor.
-        rank: columns of the factors, at most.
+        rank: the largest number of columns of the factors.
         min_compression_rate: the tensor is sent whole unless it shrinks by more than this.
         stride: the tensor's memory order; empty: the order of its dimensions.
     """

@@ -5,7 +5,7 @@ runs them in this order while it computes the rest of the backward pass.
 
 Gloo uses a thread. Gloo pairs collectives by the order in which a rank issues them, and runs the callbacks of its
 futures on two threads in an order that differs between ranks. A collective issued from a callback can therefore be
-paired with another bucket's on another rank, which corrupts gradients silently, aborts or deadlocks. Jobs of one thread
+paired with another bucket's on another rank. This corrupts gradients silently, aborts or deadlocks. Jobs of one thread
 cannot overtake each other. The thread has a process group of its own, because DDP (when it looks for unused parameters)
 and SyncBN issue collectives on the model's group.
 """
@@ -29,7 +29,7 @@ from commbench.errors import InputError, LaunchError
 
 
 class CommStream:
-    """Queues jobs behind the work queued on the device before them, and behind each other."""
+    """A stream on which each job waits for earlier jobs, and for the work that was queued on the device before it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -56,15 +56,15 @@ Job = Callable[[], Any]
 
 
 class CommThread:
-    """Runs jobs first in, first out; each job may issue any number of blocking collectives.
+    """A thread that runs jobs first in, first out; each job may issue any number of blocking collectives.
 
-    After a job has failed, the ranks would no longer issue the same collectives: later jobs fail without being run.
+    After a failed job the ranks would no longer issue the same collectives, so later jobs fail without running.
     """
 
     def __init__(self, name: str = "commbench-comm") -> None:
         self.failure: Exception | None = None
         self._jobs: SimpleQueue[tuple[Job, torch.futures.Future] | None] = SimpleQueue()
-        # A daemon: threading would join another thread before our exit function can end it.
+        # A daemon: threading would join any other thread before our exit function can end it.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
         atexit.register(self._leave)
@@ -103,7 +103,7 @@ class CommThread:
             future.set_result(result)
 
     def _leave(self) -> None:
-        """At exit: the interpreter aborts if it ends before this thread; a stuck collective must not keep it alive."""
+        """End the thread at exit, or the process if a collective hangs: Python aborts if it ends before the thread."""
         if not self.close():
             sys.stdout.flush()
             sys.stderr.flush()
@@ -115,7 +115,7 @@ class _Lane:
     """The thread and process group that the hooks on one process group share."""
 
     group: dist.ProcessGroup
-    """Our own group of the same ranks; kept when the thread ends, because torch cannot make such a group twice."""
+    """A group of the same ranks for this thread; kept when the thread ends: torch cannot create such a group twice."""
     thread: CommThread | None = None
     users: int = 0
 
@@ -148,9 +148,9 @@ def give_back(group: dist.ProcessGroup) -> None:
 
 
 def _new_gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return a new Gloo group of the same ranks, with the same timeout."""
+    """Create a Gloo group of the same ranks, with the same timeout."""
     _equalise_group_count(group)
-    options = getattr(group._get_backend(torch.device("cpu")), "options", None)  # noqa: SLF001 - there is no public way
+    options = getattr(group._get_backend(torch.device("cpu")), "options", None)  # noqa: SLF001 - torch has no public function
     return dist.new_group(
         dist.get_process_group_ranks(group),
         timeout=getattr(options, "_timeout", None),
@@ -160,8 +160,8 @@ def _new_gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 def _equalise_group_count(group: dist.ProcessGroup) -> None:
-    """Make all ranks of a group have joined equally many groups: torch names the next group by that number."""
-    joined = torch.tensor([len(dist.distributed_c10d._world.pg_names)])  # noqa: SLF001 - there is no public way
+    """Give all ranks of a group the same count of joined groups: torch names the next group by that count."""
+    joined = torch.tensor([len(dist.distributed_c10d._world.pg_names)])  # noqa: SLF001 - torch has no public function
     most = joined.clone()
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
     for _ in range(int(most - joined)):

@@ -1,6 +1,6 @@
-"""PowerSGD: each gradient matrix as a product of two thin ones, refined by a power iteration per step.
+"""PowerSGD: each gradient matrix as a product of two low-rank factors, refined by one power iteration per step.
 
-Vogels, Karimireddy and Jaggi, 2019, with error feedback and warm start. torch's own powerSGD_hook
+Vogels, Karimireddy and Jaggi, 2019, with error feedback and warm start. torch's powerSGD_hook
 issues collectives from callbacks, which hangs or aborts on Gloo with more than one bucket.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class _Matrix:
-    """One tensor as a matrix: its span of the bucket, and its thin factors, which are views of the messages."""
+    """One tensor as a matrix: its span of the bucket, and its factors, which are views of the messages."""
 
     span: Span
     rows: int
@@ -36,9 +36,9 @@ class _Matrix:
     p: torch.Tensor
     """Shape (rows, r)."""
     q: torch.Tensor
-    """Shape (columns, r): the warm start, from the step before."""
+    """Shape (columns, r): the warm start, from the previous step."""
     next_q: torch.Tensor
-    """Shape (columns, r): this step's, not yet checked to be finite."""
+    """Shape (columns, r): the result of this step, before the check that it is finite."""
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the matrix as a view of a buffer of the bucket."""
@@ -60,11 +60,11 @@ class PowerSGD(FeedbackHook):
     """Sends r (rows + columns) numbers in place of rows x columns, in two dependent all-reduces a bucket.
 
     Args:
-        rank: r, the columns of the thin factors.
-        start: steps at the beginning that send everything; compression starts after them.
+        rank: r, the number of columns of the factors.
+        start: number of first steps without compression.
         feedback: keep the part that the factors do not represent, and add it to the next gradient.
         min_compression_rate: a tensor is sent whole unless it shrinks by more than this.
-        seed: of the first right factors, which are the same on all ranks.
+        seed: for the first right factors, which are the same on all ranks.
 
     All its collectives run on the communication thread of the model's process group, or on a GPU on a separate stream.
     """
@@ -90,7 +90,7 @@ class PowerSGD(FeedbackHook):
         self._warm: dict[str, torch.Tensor] = {}
 
     def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
-        """As `FeedbackHook.attach`; also raise InputError unless all gradients are on the host or on one GPU."""
+        """See `FeedbackHook.attach`; also raise InputError unless all gradients are on the host or on one GPU."""
         super().attach(ddp_model, scaler)
         devices = {str(parameter.device) for parameter in ddp_model.module.parameters() if parameter.requires_grad}
         if len(devices) != 1 or self._device.type not in {"cpu", "cuda"}:
@@ -104,7 +104,7 @@ class PowerSGD(FeedbackHook):
         scaler: torch.amp.GradScaler | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Self:
-        """As `FeedbackHook.register`; collective over Gloo, where the ranks make a process group."""
+        """See `FeedbackHook.register`; collective over Gloo, where the ranks create a process group."""
         super().register(ddp_model, scaler=scaler, optimizer=optimizer)
         if self._device.type == "cuda":
             self._lane, self._private = CommStream(self._device), self._group
@@ -115,11 +115,11 @@ class PowerSGD(FeedbackHook):
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """Project on the autograd thread; all-reduce, orthogonalise and project back on the ordered lane."""
+        """Project on the autograd thread; all-reduce, orthogonalise and project back in an ordered job."""
         if self._private is None:
             raise InputError("Hook powersgd was used after its close(): close hooks when training is over.")
         if self.step < self.start:
-            accumulate(buffer, slot).div_(self.divisor)  # the residual is zero except after a resumption
+            accumulate(buffer, slot).div_(self.divisor)  # the residual is zero, except after a resume
             for residual in slot.new.values():
                 residual.zero_()
             future = self._lane.submit(lambda: self._send_all(buffer, watch))
@@ -145,7 +145,7 @@ class PowerSGD(FeedbackHook):
         poison(plan.first, unless=is_finite(total))
 
     def _refine(self, plan: _Plan, total: torch.Tensor, slot: Slot, watch: Stopwatch) -> torch.Tensor:
-        """Do both all-reduces of a bucket; all ranks take the same branches because they have the same sums."""
+        """Run both all-reduces of a bucket; all ranks take the same branches because they have the same sums."""
         self._send_all(plan.first, watch)
         began = watch.clock()
         finite = is_finite(plan.first)
@@ -165,8 +165,8 @@ class PowerSGD(FeedbackHook):
     ) -> None:
         """Orthonormalise P, compute Q = M^T P, and keep M - P Q^T as the residual.
 
-        As in the paper's algorithm 2, Q is this rank's own. With the mean over ranks in its place, residuals would
-        drift apart by the sums of the differences between the ranks' gradients.
+        As in the paper's algorithm 2, Q is this rank's. With the mean over ranks, the residuals would diverge by the
+        accumulated differences between the ranks' gradients.
         """
         left = None if residual is None else residual if on_host(finite) else total
         for span, _ in plan.rest if left is not None else ():
@@ -180,7 +180,7 @@ class PowerSGD(FeedbackHook):
             elif left is not None:
                 torch.addmm(whole, matrix.p, matrix.next_q.T, alpha=-1, out=matrix.of(left))
         if left is total:
-            put(residual, total, where=finite)  # a device gets here even if the values are not finite
+            put(residual, total, where=finite)  # on a device, values that are not finite also reach this line
         plan.second.div_(self.world_size)
 
     def _restore(self, plan: _Plan, total: torch.Tensor, finite: torch.Tensor) -> None:
@@ -202,7 +202,7 @@ class PowerSGD(FeedbackHook):
         return self._plans[layout]
 
     def _make_plan(self, layout: Layout, like: torch.Tensor) -> _Plan:
-        """Lay out both messages, and fill in the warm factors, or the first ones."""
+        """Lay out both messages, and fill in the warm factors, or the initial ones."""
         factors = {span.name: self._factors(span.shape, span.stride) for span in layout.spans}
         rows = sum(each.rows * each.rank for each in factors.values() if each)
         columns = sum(each.columns * each.rank for each in factors.values() if each)
@@ -243,14 +243,14 @@ class PowerSGD(FeedbackHook):
         """See `Hook.messages`."""
         return power_sgd_messages(bucket, rank=self.rank, min_compression_rate=self.min_compression_rate)
 
-    # Checkpoints and the end
+    # Checkpoints and close
 
     def state_dict(self) -> StateDict:
-        """As `FeedbackHook.state_dict`, with the warm right factors by parameter name."""
+        """See `FeedbackHook.state_dict`; includes the warm right factors by parameter name."""
         return super().state_dict() | {"q": {name: q.clone() for name, q in self._warm.items()}}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """As `FeedbackHook.load_state_dict`, with the warm factors."""
+        """See `FeedbackHook.load_state_dict`; includes the warm factors."""
         super().load_state_dict(state)
         self._plans.clear()
         self._warm = {name: q.clone() for name, q in state["q"].items()}

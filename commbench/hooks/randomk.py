@@ -17,7 +17,7 @@ from commbench.hooks.message import BucketShape, Message, check_density, kept_el
 class RandomK(FeedbackHook):
     """Sums k = ceil(density x n) elements of each bucket, drawn again every step from (seed, step, first parameter).
 
-    With error feedback the rest is kept; without it the sum is scaled by n/k, which makes it unbiased.
+    With error feedback the unsent part is kept; without it the sum is scaled by n/k, which makes it unbiased.
     """
 
     name: ClassVar[str] = "randomk"
@@ -36,7 +36,7 @@ class RandomK(FeedbackHook):
         chosen = _moved(draw(layout.numel, count, self._generator(layout)), buffer.device)
         values = self._take(buffer, slot, chosen)
         values.div_(self.divisor if self.feedback else self.divisor * count / layout.numel)
-        # On a GPU another stream uses both until the next step: freed earlier, their memory would be reused too soon.
+        # On a GPU another stream uses both until the next step; memory that is freed earlier would be reused too soon.
         self._under_way[layout] = chosen, values
         watch.encoded()
         watch.started()
@@ -44,9 +44,9 @@ class RandomK(FeedbackHook):
         return future, lambda _: buffer.zero_().index_copy_(0, chosen, values)
 
     def _take(self, buffer: torch.Tensor, slot: Slot, chosen: torch.Tensor) -> torch.Tensor:
-        """Return the values to send, shape (k,), taken out of the new residual; all NaN if a gradient is not finite.
+        """Return the values to send, shape (k,), removed from the new residual; all NaN if a gradient is not finite.
 
-        The infinite element may not be among the drawn ones, and every rank must learn of it.
+        The infinite element may not be among the drawn elements, and every rank must detect it.
         """
         finite = is_finite(buffer)
         if not on_host(finite):
@@ -70,7 +70,7 @@ class RandomK(FeedbackHook):
         return values
 
     def _generator(self, layout: Layout) -> torch.Generator:
-        """Return the generator of this step and bucket, the same on every rank; torch's global one is not used."""
+        """Return the generator of this step and bucket, the same on every rank; torch's global one stays unchanged."""
         return seeded(self.seed, self.step, layout.spans[0].name)
 
     def forget(self, layout: Layout) -> None:
@@ -102,5 +102,5 @@ def draw(n: int, k: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def _moved(indices: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return indices on a device without waiting for it. GPUs do not draw: their draws depend on the GPU model."""
+    """Copy indices to a device without waiting for it; drawn on the host, because draws depend on the GPU's model."""
     return indices if device.type == "cpu" else indices.pin_memory().to(device, non_blocking=True)

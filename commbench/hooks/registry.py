@@ -1,4 +1,4 @@
-"""Every communication hook as one entry: its class, its options, what it sends, and how a command line names it."""
+"""Every communication hook as one entry: its class, its options, its messages and its name on the command line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HookOption:
     default: OptionValue
     """Its type is the option's type; a tuple is a list of numbers."""
     choices: tuple[str, ...] = ()
-    """Allowed texts; empty for options of other types."""
+    """Allowed texts; empty unless the option is a choice."""
 
     @property
     def values(self) -> str:
@@ -50,10 +50,10 @@ class HookOption:
         return " or ".join(self.choices) if self.choices else words[type(self.default)]
 
     def read(self, text: str) -> OptionValue:
-        """Return the value that a text stands for.
+        """Parse a value of the option.
 
         Raises:
-            KeyError, ValueError: it stands for none.
+            KeyError, ValueError: the text is not a value of the option.
         """
         if self.choices:
             return self.choices[self.choices.index(text)]
@@ -66,51 +66,51 @@ class HookOption:
 
 @dataclass(frozen=True, kw_only=True)
 class HookSpec:
-    """A hook as commbench knows it; its options must be the keyword arguments of its class."""
+    """The entry of a hook; its options must be the keyword arguments of its class."""
 
     name: str
-    """As ``--hook`` takes it."""
+    """Name in ``--hook``."""
     messages: Callable[..., tuple[Message, ...]]
-    """What it sends for a `BucketShape` after any warm-up, given its options as keyword arguments."""
+    """Returns the hook's messages for a `BucketShape` after any warm-up; its options are keyword arguments."""
     formula: str
-    """Bytes that one of p ranks sends for n float32 elements, for people."""
+    """Bytes that one of p ranks sends for n float32 elements, as text."""
     class_name: str = ""
-    """In `commbench.hooks`; empty for `NONE`."""
+    """Name of the class in `commbench.hooks`; empty for `NONE`."""
     options: tuple[HookOption, ...] = ()
     number: Literal["density", "rank"] | None = None
-    """The option that must stand behind the hook's name, without its own name."""
+    """The option whose value follows the hook's name, without the option's name."""
     usual_number: str = ""
-    """The number that means none, if the number is optional."""
+    """The value that stands for no number, if the number is optional."""
     is_lossless: bool = False
-    """Whether the sum over ranks is that of DDP without a hook."""
+    """Whether the sum over ranks is the same as without a hook."""
     is_instrument: bool = False
-    """Whether it only serves to measure, and is never recommended."""
+    """Whether the hook only serves measurements and is never recommended."""
     runs_in_order: bool = False
-    """Whether the collectives of one bucket wait for those of the bucket before."""
+    """Whether the collectives of a bucket wait for the collectives of the previous bucket."""
     needs_shapes: Callable[[Collection[str]], bool] = lambda _options: False
-    """Whether the size of its messages depends on the shapes of the tensors if these options are given."""
+    """Returns whether the size of the messages depends on the shapes of the tensors with these options."""
 
     def compiles(self, options: Mapping[str, str]) -> bool:
-        """Whether the hook with these options selects by compiled code, which takes a while to compile."""
+        """Return whether the hook with these options selects by compiled code, which takes seconds to compile."""
         return self._text("selection", options) == "fast"
 
     def selects_over_buckets(self, options: Mapping[str, str]) -> bool:
-        """Whether these options let it choose which elements of a whole bucket are sent: bucket sizes then matter."""
+        """Return whether the hook with these options selects over whole buckets: bucket sizes then affect its result."""
         return self.number == "density" and self._text("scope", options) in {"bucket", ""}
 
     def _text(self, name: str, options: Mapping[str, str]) -> str:
-        """Return an option as text, by default if it is not given; empty if the hook has no such option."""
+        """Return an option as text: the given value or the default; empty if the hook has no such option."""
         defaults = {option.name: str(option.default) for option in self.options}
         return options.get(name, defaults.get(name, ""))
 
     @property
     def usage(self) -> str:
-        """How it is typed: ``topk:DENSITY``."""
+        """The syntax in ``--hook``: ``topk:DENSITY``."""
         return f"{self.name}:{self.number.upper()}" if self.number else self.name
 
     @property
     def usual(self) -> str:
-        """The hook with its usual number: ``topk:0.01``."""
+        """The hook with a typical number: ``topk:0.01``."""
         return f"{self.name}:{self.usual_number}" if self.number else self.name
 
     def load(self) -> type[Hook]:
@@ -123,7 +123,7 @@ class HookSpec:
         return made
 
     def arguments(self, *, density: float | None, options: Mapping[str, str]) -> dict[str, OptionValue]:
-        """Return the keyword arguments that are given, options read from their texts.
+        """Parse the given density and options to keyword arguments.
 
         Raises:
             InputError: the hook has no such option, or the text is not understood.
@@ -148,7 +148,7 @@ class HookSpec:
     def messages_of(
         self, bucket: BucketShape, *, density: float | None, options: Mapping[str, str]
     ) -> tuple[Message, ...]:
-        """Return what the hook with these options sends for a bucket, in order, after any warm-up.
+        """Return the messages of the hook with these options for a bucket, in order, after any warm-up.
 
         Raises:
             InputError: an option is not understood, or the bucket's shapes are needed and missing.
@@ -299,7 +299,7 @@ def make_hook(name: str, *, density: float | None = None, options: Mapping[str, 
 
 
 class HookFields(TypedDict):
-    """A hook in the words of ``ddp.csv``."""
+    """A hook as the columns of ``ddp.csv``."""
 
     hook: str
     density: float | None
@@ -332,14 +332,14 @@ def parse_hook(text: str) -> HookFields:
 
 
 def hook_words(hook: str, density: float | None, options: str) -> str:
-    """Return a hook as `parse_hook` takes it, from the fields that it gives."""
+    """Return the text from which `parse_hook` returns these fields."""
     texts = split_options(options)
     number = texts.pop("rank", "") if density is None else f"{density:g}"
     return ":".join([hook, *([number] if number else []), *(f"{key}={value}" for key, value in texts.items())])
 
 
 def split_options(text: str) -> dict[str, str]:
-    """Return ``key=value;...`` by key."""
+    """Parse ``key=value;...``; return the values by key."""
     return dict(pair.split("=", 1) for pair in text.split(";") if pair)
 
 

@@ -14,9 +14,9 @@ from commbench.errors import CommbenchError, InputError, LaunchError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: The first words of torch's RuntimeError if a callback raised: torch has no type for it, nor keeps the cause.
+#: The first words of torch's RuntimeError for an error in a callback; torch has no type for it and drops the cause.
 _IN_CALLBACK = "Got the following error when running the callback: "
-#: Gloo's messages begin with a line of its source.
+#: Gloo's messages begin with a file and a line of Gloo's source.
 _PLACE = re.compile(r"^\[\S+\] ")
 
 
@@ -32,7 +32,7 @@ class Expected:
 
     @classmethod
     def of(cls, bucket: dist.GradBucket) -> Self:
-        """Return the expectation for a bucket; raise InputError if its gradients are sparse."""
+        """Return the requirements of a bucket; raise InputError if its gradients are sparse."""
         buffer, index = bucket.buffer(), bucket.index()
         if buffer.layout != torch.strided:
             raise InputError(f"Bucket {index} holds sparse gradients, which hooks cannot average: make them dense.")
@@ -41,7 +41,7 @@ class Expected:
         )
 
     def check(self, hook: str, result: object) -> torch.Tensor:
-        """Return the result if DDP can use it; otherwise raise InputError with the hook, the bucket and the flaw.
+        """Return the result if DDP can use it; otherwise raise InputError with the hook, the bucket and the problem.
 
         DDP itself crashes on None, and silently copies from a result that is too long, two-dimensional, strided or of
         another type.

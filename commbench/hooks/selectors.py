@@ -54,12 +54,12 @@ class TorchSelector:
         payload: torch.Tensor,
         *,
         out_residual: torch.Tensor | None,
-        step: int,  # noqa: ARG002 - torch.topk chooses among equal elements itself
+        step: int,  # noqa: ARG002 - torch.topk decides among equal elements
     ) -> None:
-        """As `Selector.encode`."""
+        """See `Selector.encode`."""
         total = gradient if residual is None else gradient.add_(residual)
         magnitudes, chosen = torch.topk(total.abs(), self._k, sorted=False)
-        finite = magnitudes.isfinite().all()  # torch.topk takes infinity and NaN for the largest
+        finite = magnitudes.isfinite().all()  # torch.topk treats infinity and NaN as the largest
         indices, values = split(payload, self._k, self._dtype)
         indices.copy_(chosen)
         values.fill_(torch.nan)
@@ -68,7 +68,7 @@ class TorchSelector:
             put(out_residual, total.index_add_(0, chosen, values.to(total.dtype), alpha=-1), where=finite)
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """As `Selector.add`."""
+        """See `Selector.add`."""
         indices, values = split(payload, self._k, self._dtype)
         into.index_add_(0, indices, values.to(into.dtype))
 
@@ -92,13 +92,13 @@ class NativeSelector:
         out_residual: torch.Tensor | None,
         step: int,
     ) -> None:
-        """As `Selector.encode`."""
+        """See `Selector.encode`."""
         old = None if residual is None else residual.numpy()
         new = None if out_residual is None else out_residual.numpy()
         self._selector.encode(gradient.numpy(), old, payload.numpy(), out_residual=new, step=step)
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """As `Selector.add`."""
+        """See `Selector.add`."""
         self._decode_add(payload.numpy(), self._n, self._k, self._values, into.numpy())
 
 
@@ -120,7 +120,7 @@ class CudaSelector:
         out_residual: torch.Tensor | None,
         step: int,
     ) -> None:
-        """As `Selector.encode`."""
+        """See `Selector.encode`."""
         sums = torch.empty_like(gradient) if out_residual is None else out_residual
         self._selector.encode(
             gradient.data_ptr(),
@@ -132,7 +132,7 @@ class CudaSelector:
         )
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
-        """As `Selector.add`; an index out of range makes an element NaN."""
+        """See `Selector.add`; an index out of range makes an element NaN."""
         self._selector.add(payload.data_ptr(), into.data_ptr(), stream=stream_of(into.device))
 
 
@@ -148,7 +148,7 @@ def prepare(device: torch.device) -> None:
     """Compile the selection for a device, or load it from a cache, so that no step waits for it.
 
     Raises:
-        InputError: it cannot be compiled; the message says what is missing.
+        InputError: it cannot be compiled; the message names what is missing.
     """
     compiler = fast_selection(device)
     if compiler == "numba":
@@ -163,7 +163,7 @@ def _prepare_kernels(device: torch.device) -> None:
     """Compile the CUDA kernels and launch each once: the driver may load a kernel at its first launch."""
     try:
         selector = CudaSelector(4, 2, "float32", device)
-    except Exception as error:  # cupy raises many types if it lacks a library or CUDA's headers
+    except Exception as error:  # cupy raises errors of many types if a library or CUDA's headers are missing
         reason = " ".join(str(error).split()).rstrip(".")
         raise InputError(
             f"Hook topk selects on this GPU by kernels that cupy cannot compile ({reason:.200}): "
@@ -181,13 +181,13 @@ def cupy_wheel() -> str:
 
 
 def fast_selection(device: torch.device) -> str:
-    """Return what implements ``selection=fast`` on a device: ``numba``, ``cupy``, or `SLOW` without these."""
+    """Return the package behind ``selection=fast`` on a device: ``numba``, ``cupy``, or `SLOW` without these."""
     compiler = _compiler_for(device)
     return compiler if compiler and importlib.util.find_spec(compiler) else SLOW
 
 
 def _compiler_for(device: torch.device) -> str | None:
-    """Return the package that compiles the selection for a device; torch calls AMD's GPUs cuda, too."""
+    """Return the package that compiles the selection for a device; torch's type cuda includes AMD's GPUs."""
     if device.type == "cpu":
         return "numba"
     return "cupy" if device.type == "cuda" and torch.version.cuda is not None else None

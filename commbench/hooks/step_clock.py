@@ -1,4 +1,4 @@
-"""The clock of a training step: the process's own, or events in a GPU's streams, read once the GPU reached them."""
+"""The clock of a training step: the process's clock, or events in a GPU's streams, read after the GPU reached them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ host_clock: Clock = time.perf_counter_ns
 
 
 def event_clock(number: int, cuda: Any = torch.cuda) -> Clock:  # noqa: ANN401 - a module, or a substitute
-    """Return a clock of events in the current stream; a future's callback has a stream of its own.
+    """Return a clock of events in the current stream; in a future's callback, that is the callback's stream.
 
     Args:
-        number: of the GPU, which need not be the current GPU of the calling thread.
+        number: the GPU's number; it need not be the current GPU of the calling thread.
         cuda: ``torch.cuda``, or a substitute.
     """
 
@@ -50,5 +50,5 @@ def elapsed_ns(first: Mark, last: Mark) -> int:
 
 
 def elapsed_ms(first: Mark, last: Mark) -> float:
-    """Return the milliseconds between two marks, as `elapsed_ns`."""
+    """Return the milliseconds between two marks; see `elapsed_ns`."""
     return elapsed_ns(first, last) / 1e6

@@ -27,7 +27,7 @@ from commbench.hooks.message import (
 )
 from commbench.hooks.selectors import DTYPES, Selector, make_selector, prepare, split
 
-#: 2.13 renamed all_gather_into_tensor.
+#: torch 2.13 renamed all_gather_into_tensor.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -50,16 +50,16 @@ class TopK(FeedbackHook):
     Args:
         density: k/n.
         selection: ``fast`` is the compiled selection, on NVIDIA's GPUs by cupy; with ``exact``, or on a GPU without
-            cupy, torch.topk selects. All send exactly k elements and none smaller than one left out.
-        values: the type values travel in; what float16 rounds off stays in the residual.
-        scope: what is selected over. With ``bucket`` the result depends on the bucket size.
+            cupy, torch.topk selects. All send exactly the k largest elements; they differ in the choice among ties.
+        values: the type in which values are sent; the rounding error of float16 stays in the residual.
+        scope: the elements among which k are selected. With ``bucket`` the result depends on the bucket size.
         dense_below: tensors of fewer elements are sent whole.
         dense_vectors: tensors of one dimension (biases, norms) are sent whole.
-        feedback: keep what was not sent, and send it later.
+        feedback: keep the unsent part, and send it later.
         momentum: momentum correction of Deep Gradient Compression (Lin et al. 2018): u = m u + g is accumulated in
-            place of g, and forgotten where it was sent. The optimiser must then have no momentum of its own.
-        clip: before anything else each tensor's norm is cut to ``clip`` / sqrt(ranks) (same source).
-        warmup: densities of equal stretches of the first ``warmup_steps`` steps (same source).
+            place of g, and zeroed for sent elements. The optimiser must then have no momentum.
+        clip: each tensor's norm is clipped to ``clip`` / sqrt(ranks) before compression (same source).
+        warmup: densities of equal parts of the first ``warmup_steps`` steps (same source).
     """
 
     name: ClassVar[str] = "topk"
@@ -105,7 +105,7 @@ class TopK(FeedbackHook):
         self._selectors: dict[tuple[int, int], Selector] = {}
 
     def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
-        """As `FeedbackHook.attach`; also compile the selection, so that no step waits for it."""
+        """See `FeedbackHook.attach`; also compile the selection, so that no step waits for it."""
         super().attach(ddp_model, scaler)
         if self._fast:
             prepare(self._device)
@@ -130,7 +130,7 @@ class TopK(FeedbackHook):
     # Sending
 
     def _encode(self, channel: _Channel, buffer: torch.Tensor, slot: Slot) -> None:
-        """Write the message. It destroys ``buffer``, unless nothing is selected from it."""
+        """Write the message; this overwrites ``buffer`` unless no element of it is selected."""
         self._take_whole(channel, buffer, slot)
         old, new, momentum = slot.old.get("residual"), slot.new.get("residual"), slot.new.get("momentum")
         for part, selector in zip(channel.payload.sparse, channel.selectors, strict=True):
@@ -154,7 +154,7 @@ class TopK(FeedbackHook):
         selected_over = channel.selection.scope == "bucket" and channel.payload.sparse
         for part in channel.payload.dense:
             values = _elements(part, buffer)
-            if residual is not None and not selected_over:  # zero, except after a resumption with other options
+            if residual is not None and not selected_over:  # zero, except after a resume with other options
                 values.add_(_elements(part, residual))
                 _elements(part, slot.new["residual"]).zero_()
             values.div_(self.divisor)
@@ -180,7 +180,7 @@ class TopK(FeedbackHook):
     # Deep Gradient Compression
 
     def _clip(self, buffer: torch.Tensor, layout: Layout) -> None:
-        """Clip each tensor's norm: a bucket holds neither other ranks' gradients nor all of this rank's."""
+        """Clip each tensor's norm; the norm of the whole gradient is unknown when a bucket is ready."""
         limit = self.clip / self.world_size**0.5
         for span in layout.spans:
             flat = span.flat(buffer)
@@ -201,7 +201,7 @@ class TopK(FeedbackHook):
 
     @property
     def current_density(self) -> float:
-        """The density of the step under way."""
+        """The density of the current step."""
         if self.step >= self.warmup_steps:
             return self.density
         return self.warmup[self.step * len(self.warmup) // self.warmup_steps]
@@ -226,7 +226,7 @@ class TopK(FeedbackHook):
         )
 
     def _selector(self, part: PayloadPart, buffer: torch.Tensor) -> Selector:
-        """Return the selector for a part; parts of the same size share one, as they are selected in turn."""
+        """Return the selector for a part; parts of one size share a selector, because they are encoded in turn."""
         key = (part.numel, part.k)
         if key not in self._selectors:
             values = self._selection.values
@@ -234,7 +234,7 @@ class TopK(FeedbackHook):
         return self._selectors[key]
 
     def begin_step(self) -> None:
-        """As `FeedbackHook.begin_step`; also drop all channels if the density changes."""
+        """See `FeedbackHook.begin_step`; also drop all channels if the density changes."""
         before = self.current_density
         super().begin_step()
         if self.current_density != before:
@@ -266,6 +266,6 @@ def _forget(momentum: torch.Tensor, indices: torch.Tensor, values: torch.Tensor)
     sent = values.abs() > 0
     if on_host(sent):
         momentum.index_fill_(0, indices[sent].long(), 0.0)
-    else:  # subtracted, because an unused slot may name an element that was sent
+    else:  # subtract: an unused slot may have the index of a sent element
         at = indices.long()
         momentum.index_add_(0, at, torch.where(sent, momentum[at], 0.0), alpha=-1)

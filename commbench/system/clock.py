@@ -1,4 +1,4 @@
-"""The monotonic clock of this host: its resolution, its cost, and which processes read the same one."""
+"""The monotonic clock of this host: its resolution, its cost, and which processes share it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def time_namespace(root: Path = ROOT) -> str | None:
 
 
 def clock_domain(root: Path = ROOT) -> str:
-    """Return 'boot_id/time-namespace': two ranks share CLOCK_MONOTONIC only if theirs are equal.
+    """Return 'boot_id/time-namespace': two ranks share CLOCK_MONOTONIC only if their values are equal.
 
     The boot id alone is not enough: a time namespace shifts the clock and leaves the boot id unchanged. Without a boot
-    id the result is unique to this process, so that no rank takes a clock for shared that may not be. Equality is
-    necessary, not sufficient: virtual machines resumed from one snapshot can have the same boot id.
+    id the result is unique to this process: an unknown clock counts as not shared. Equality is necessary, not
+    sufficient: virtual machines resumed from one snapshot can have the same boot id.
     """
     boot = boot_id(root)
     if boot is None:
@@ -42,9 +42,9 @@ def machine_id(root: Path = ROOT) -> str:
 
 
 def timer_tick_s(clock: Callable[[], int] = time.perf_counter_ns) -> float:
-    """Return the resolution of the clock, in seconds: the least difference between two of a thousand observed steps.
+    """Return the resolution of the clock, in seconds: the smallest difference between two of 1000 observed steps.
 
-    A step itself is no measure: reading the clock takes longer than the clock needs to advance.
+    The steps themselves are longer than the resolution: reading the clock takes longer than one tick.
 
     Args:
         clock: returns nanoseconds; the default reads CLOCK_MONOTONIC on Linux.

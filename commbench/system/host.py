@@ -1,4 +1,4 @@
-"""The host: CPUs, memory, kernel, network interfaces and GPUs that bear on a timing, read without any heavy import."""
+"""The host: its CPUs, memory, kernel, network interfaces and GPUs, read without any heavy import."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Interface(TypedDict):
 
 
 class Host(TypedDict, total=False):
-    """The conditions of a host that bear on a timing; a fact that is not stated is unknown.
+    """The conditions of a host that affect timing; a missing fact is unknown.
 
     ``cpu_quota`` is in CPUs (None: no limit). ``cpu_steal_ratio`` is the share of CPU time since boot that other guests
     took (0 to 1). ``load_average`` holds the averages over 1, 5 and 15 minutes.
@@ -66,7 +66,7 @@ class Host(TypedDict, total=False):
 
 
 def collect_host(root: Path = ROOT) -> Host:
-    """Collect the conditions of this host, but for its ``topology``; unknown values are None.
+    """Collect the conditions of this host, except its ``topology``; unknown values are None.
 
     Args:
         root: where /proc, /sys and /etc are found, for tests.
@@ -107,7 +107,7 @@ def collect_host(root: Path = ROOT) -> Host:
 
 
 def is_superuser() -> bool:
-    """Whether this process has root's rights."""
+    """Return whether this process runs as root."""
     return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
@@ -117,7 +117,7 @@ def _os_name(root: Path) -> str:
 
 
 def is_virtualised(root: Path = ROOT) -> bool:
-    """Whether a hypervisor lies under this kernel: by the x86 CPU flag, elsewhere by the name of the board."""
+    """Return whether this kernel runs under a hypervisor, by the x86 CPU flag, elsewhere by the board's name."""
     flags = parse_fields(read_text(root, "proc/cpuinfo"), ":").get("flags")
     if flags is not None:
         return "hypervisor" in flags.split()
@@ -127,9 +127,9 @@ def is_virtualised(root: Path = ROOT) -> bool:
 
 
 def _is_container(root: Path) -> bool:
-    """Whether a container engine left its marks; a virtual machine made from a container image has them too."""
-    marks = any((root / mark).exists() for mark in (".dockerenv", "run/.containerenv", ".singularity.d"))
-    return marks or "KUBERNETES_SERVICE_HOST" in os.environ
+    """Return whether a container engine's marker files exist; also in a virtual machine made from a container image."""
+    has_marker = any((root / name).exists() for name in (".dockerenv", "run/.containerenv", ".singularity.d"))
+    return has_marker or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def usable_cpus() -> list[int]:
@@ -146,9 +146,9 @@ def cpu_model(root: Path = ROOT) -> str | None:
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """Return how many CPUs' worth of time control groups (version 1 or 2) allow; None without a limit.
+    """Return the CPU time that control groups (version 1 or 2) allow, in CPUs; None without a limit.
 
-    A group is bound by its parents too, so the tightest limit on the way up counts.
+    The limits of parent groups apply too: the lowest limit counts.
     """
     return min((quota for group in _control_groups(root) if (quota := _quota(group)) is not None), default=None)
 
@@ -166,10 +166,10 @@ def _control_groups(root: Path) -> Iterator[Path]:
 
 
 def _quota(group: Path) -> float | None:
-    one_file = read_text(group, "cpu.max")  # version 2; version 1 has two files
+    quota_and_period = read_text(group, "cpu.max")  # version 2; version 1 has two files
     texts = (
-        one_file.split()
-        if one_file
+        quota_and_period.split()
+        if quota_and_period
         else [read_text(group, f"cpu.cfs_{name}_us") or "max" for name in ("quota", "period")]
     )
     if "max" in texts or int(texts[0]) <= 0:
@@ -192,12 +192,12 @@ def _turbo(root: Path) -> bool | None:
 
 
 def _steal_ratio(root: Path) -> float | None:
-    """Return the share of CPU time since boot that other guests took, by the 8th figure of /proc/stat's first line."""
-    steal_index, guest_index = 7, 8  # guest time, from the 9th figure on, is counted in user time already
-    figures = (read_text(root, "proc/stat") or "").partition("\n")[0].split()[1:]
-    spent = [int(figure) for figure in figures[:guest_index]]
-    total = sum(spent)
-    return spent[steal_index] / total if len(spent) > steal_index and total else None
+    """Return the share of CPU time since boot that other guests took, by the 8th field of /proc/stat's first line."""
+    steal_index, guest_index = 7, 8  # user time already includes guest time, from the 9th field on
+    fields = (read_text(root, "proc/stat") or "").partition("\n")[0].split()[1:]
+    ticks = [int(field) for field in fields[:guest_index]]
+    total = sum(ticks)
+    return ticks[steal_index] / total if len(ticks) > steal_index and total else None
 
 
 def available_memory_bytes(root: Path = ROOT) -> int | None:

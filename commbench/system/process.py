@@ -65,7 +65,7 @@ def peak_memory_bytes() -> int | None:
 _TCP_INFO_BYTES = 256
 #: Offsets in Linux' struct tcp_info (include/uapi/linux/tcp.h): 64-bit counters of all and of retransmitted bytes.
 _BYTES_SENT, _BYTES_RETRANSMITTED = 200, 208
-#: The counters have settled if they do not change for this time.
+#: The counters have settled once they do not change for this time.
 _QUIET_S = 0.002
 _SETTLING_LIMIT_S = 0.1
 
@@ -97,14 +97,14 @@ def _descriptors() -> list[int]:
 
 
 def _socket_bytes(descriptor: int) -> int | None:
-    """Return the payload bytes that a socket has sent; None if it is not a TCP socket."""
+    """Return the payload bytes that a socket has sent, without retransmissions; None if it is not a TCP socket."""
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return None
-        with socket.socket(fileno=os.dup(descriptor)) as own:
-            if own.family not in {socket.AF_INET, socket.AF_INET6} or own.type != socket.SOCK_STREAM:
+        with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+            if duplicate.family not in {socket.AF_INET, socket.AF_INET6} or duplicate.type != socket.SOCK_STREAM:
                 return None
-            info = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     except (OSError, AttributeError):  # closed meanwhile, or not Linux
         return None
     if len(info) < _BYTES_RETRANSMITTED + 8:

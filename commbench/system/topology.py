@@ -1,6 +1,6 @@
 """Topology of a host: sockets, NUMA nodes, GPUs, network adapters and the links between them.
 
-Only /sys and /proc are needed. nvidia-ml-py, else the program nvidia-smi, tells the GPUs' own links (NVLink). If /sys
+Only /sys and /proc are needed. nvidia-ml-py, else the program nvidia-smi, reports the GPUs' own links (NVLink). If /sys
 shows no PCI devices, nvidia-ml-py lists GPUs and the paths between them.
 """
 
@@ -20,8 +20,7 @@ from commbench.units import parse_link_rate
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", re.IGNORECASE)
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:", re.IGNORECASE)
 
-# Classes with an underscore hold the entries that are always there; the entries of the class below may be missing in
-# what an earlier version has stored.
+# Classes with an underscore hold the required entries. Files of earlier versions may lack the entries of the subclass.
 
 
 class Emulated(TypedDict, total=False):
@@ -52,7 +51,7 @@ class _NumaNode(TypedDict):
 
 
 class NumaNode(_NumaNode, total=False):
-    """A NUMA node; ``cpus`` is a list as Linux writes it, ``distances`` are those to all nodes."""
+    """A NUMA node; ``cpus`` is a list as Linux writes it, ``distances`` has one value for each node."""
 
     distances: Sequence[int]
 
@@ -148,7 +147,7 @@ class Topology(_Topology, total=False):
 
 
 def collect_topology(root: Path = ROOT, emulated: Emulated | None = None) -> Topology:
-    """Collect the topology of this host, but for its ``ranks``.
+    """Collect the topology of this host, except its ``ranks``.
 
     Args:
         root: where /proc and /sys are found, for tests.
@@ -184,9 +183,9 @@ def last_level_cache_bytes(root: Path = ROOT) -> int:
 
 
 def nodes_of(cpus: Iterable[int], numa: Sequence[NumaNode]) -> list[int]:
-    """Return the NUMA nodes on which ``cpus`` lie; empty if /sys shows none."""
-    wanted = set(cpus)
-    return [node["node"] for node in numa if wanted.intersection(cpu_list(node["cpus"]))]
+    """Return the NUMA nodes that ``cpus`` belong to; empty if /sys shows none."""
+    own_cpus = set(cpus)
+    return [node["node"] for node in numa if own_cpus.intersection(cpu_list(node["cpus"]))]
 
 
 # --------------------------------------------------------------------------------------------- processors and memory
@@ -289,13 +288,13 @@ def _interface(root: Path, folder: Path, emulated: Emulated | None) -> TopologyI
 
 
 def _speed_Mbps(folder: Path) -> int | None:  # noqa: N802 - a unit
-    """Return the speed that the driver states; an unknown speed is written as -1, or cannot be read."""
+    """Return the speed that the driver states; None if the driver writes -1 or nothing."""
     speed = read_text(folder, "speed")
     return int(speed) if speed and int(speed) > 0 else None
 
 
 def _shaped_Mbps(root: Path, emulated: Emulated) -> float | None:  # noqa: N802 - a unit
-    """Return the rate that this emulated host's link is shaped to; the speed that its driver states means nothing."""
+    """Return the rate that this emulated host's link is shaped to, in place of its driver's nominal speed."""
     hostname = read_text(root, "proc/sys/kernel/hostname") or ""
     rate_bps = parse_link_rate(str((emulated.get("slow") or {}).get(hostname, emulated.get("rate"))))
     return rate_bps / 1e6 if rate_bps is not None else None
@@ -316,7 +315,7 @@ def rdma_ports(root: Path = ROOT) -> list[RdmaPort]:
 
 
 def _rdma(root: Path) -> list[TopologyPort]:
-    """Return the RDMA ports with the place of their devices."""
+    """Return the RDMA ports with the NUMA node and the PCI address of their devices."""
     return [
         {
             **port,
@@ -330,7 +329,7 @@ def _rdma(root: Path) -> list[TopologyPort]:
 
 
 def _numa_node(device: Path) -> int | None:
-    """Return the NUMA node of a device, a virtual device's from its parents; an unknown node is written as -1."""
+    """Return the NUMA node of a device or, if /sys has none for it, of its parents; None if it is unknown (-1)."""
     path = device.resolve()
     texts = (read_text(folder, "numa_node") for folder in (path, *path.parents[:2]))
     node = next((int(text) for text in texts if text is not None), -1)
@@ -338,7 +337,7 @@ def _numa_node(device: Path) -> int | None:
 
 
 def _pci_address(device: Path) -> str | None:
-    """Return the address of the PCI device that ``device`` is or hangs on."""
+    """Return the PCI address of a device, or of the PCI device that it belongs to."""
     return next((part for part in reversed(device.resolve().parts) if _PCI_ADDRESS.fullmatch(part)), None)
 
 
@@ -351,16 +350,18 @@ def _links(
     network: Sequence[TopologyInterface],
     rdma: Sequence[TopologyPort],
 ) -> Links:
-    """Return the link of every pair of GPUs and adapters; none without GPUs, as adapters do not talk to each other.
+    """Return the link of every pair of GPUs and adapters; none without GPUs, as only GPUs' traffic crosses these links.
 
     An RDMA device counts once, whatever its number of ports. A network interface counts if it has a PCI device of its
     own that is not listed as an RDMA device.
     """
     if not gpus:
         return {"devices": [], "matrix": []}
-    listed = {port["pci"] for port in rdma}
+    rdma_addresses = {port["pci"] for port in rdma}
     adapters: dict[str, TopologyPort | TopologyInterface] = {port["device"]: port for port in rdma}
-    adapters |= {port["name"]: port for port in network if port["pci"] is not None and port["pci"] not in listed}
+    adapters |= {
+        port["name"]: port for port in network if port["pci"] is not None and port["pci"] not in rdma_addresses
+    }
     devices = [*gpus, *adapters.values()]
     matrix = [["X" if end is other else _pci_link(root, end, other) for other in devices] for end in devices]
     addresses = [gpu["pci"] for gpu in gpus]
@@ -384,7 +385,7 @@ def _pci_link(root: Path, end: _Device, other: _Device) -> str:
         return "NODE" if end["numa_node"] is not None and end["numa_node"] == other["numa_node"] else "SYS"
     if common == 1:
         return "PHB"
-    beyond_switch = 2  # its port towards the device, and the device
+    beyond_switch = 2  # the switch's port towards the device, and the device
     return "PIX" if max(len(path) for path in paths) - common <= beyond_switch else "PXB"
 
 

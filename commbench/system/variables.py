@@ -1,4 +1,4 @@
-"""The environment variables that bear on a timing, by allow-list, without secrets."""
+"""The environment variables that affect timing, by allow-list, without secrets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ALLOWED_NAMES = frozenset(
         *("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_CPUS_PER_TASK", "SLURM_JOB_PARTITION", "SLURM_MPI_TYPE", "PBS_JOBID"),
     }
 )
-# Facts that Open MPI passes to each rank: no settings, different on every rank, and they hold the command line.
+# Open MPI's own facts about each rank: no settings, different on every rank; some hold the command line.
 _RANK_BOOKKEEPING = re.compile(
     r"OMPI_(COMM_WORLD|WORLD|UNIVERSE|APP_CTX|FIRST|NUM_APP|COMMAND|ARGV|FILE_LOCATION|TOOL|MCA_PREFIXES|VERSION).*"
     r"|OMPI_LIBDIR_LOC"
     r"|(OMPI|PRTE)_MCA_(num_procs|initial_wdir|cpu_type|ess(_\w+)?|orte_ess_\w+|orte_app_num|\w+_uri)",
 )
-# 'precondition': Open MPI 4 hands its ranks a shared key as ..._precondition_transports.
+# 'precondition': Open MPI 4 passes a shared key to its ranks as ..._precondition_transports.
 _SECRET = re.compile(
     r"secret|token|passw|passphrase|(?<![a-z])pass(?![a-z])|pwd|cred|private|auth|session|key|cookie|precondition",
     re.IGNORECASE,
@@ -32,11 +32,11 @@ REDACTED = "<redacted>"
 
 
 def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that bear on a timing, by allow-list and sorted by name.
+    """Return the environment variables that affect timing, by allow-list and sorted by name.
 
     A name that looks like a secret is left out even with an allowed prefix. All of PMIX_* is left out, as it holds
     credentials. A value that contains ``user:password@`` or ``token=...`` is replaced by '<redacted>'. Both
-    rules rather hide too much than too little.
+    rules hide too much rather than too little.
     """
     return {
         name: REDACTED if _SECRET_VALUE.search(environ[name]) else environ[name]

@@ -78,5 +78,5 @@ def test_no_address_is_handed_to_an_mpi_that_does_not_take_it(verified: dict[str
     """Refuse device addresses unless MPI accepts GPU memory, and name the alternative."""
     assert verified["takes"] == (not verified["refusal"])
     if verified["refusal"]:
-        assert "does not say that it takes it (MPIX_Query_cuda_support)" in verified["refusal"]
+        assert "does not report support for it (MPIX_Query_cuda_support)" in verified["refusal"]
         assert "--backend mpi-staged" in verified["refusal"]

@@ -30,9 +30,9 @@ WARP = 32
 
 
 class CudaTopK:
-    """Sends the k elements of largest magnitude, exactly k in every step.
+    """Encodes the k elements of largest magnitude, exactly k in every step.
 
-    One selector is for one stream at a time.
+    A selector works on one stream at a time.
     """
 
     def __init__(self, n: int, k: int, *, scratch: int, value_dtype: ValueType = "float32", device: int = 0) -> None:
@@ -92,7 +92,7 @@ class CudaTopK:
     def add(self, payload: int, into: int, *, stream: int = 0) -> None:
         """Queue the addition of a rank's payload to float32 elements, shape (n,).
 
-        An index out of range cannot be refused without waiting for the device: it makes an element NaN.
+        An index out of range makes an element NaN: to raise an error would need a wait for the device.
         """
         n, k, halves = np.uint32(self.n), np.uint32(self.k), np.uint32(self.value_dtype == "float16")
         with cupy.cuda.Device(self._device):
@@ -103,7 +103,7 @@ class CudaTopK:
 
 
 class Queue(NamedTuple):
-    """A stream as cupy's kernels take it: they read only its handle."""
+    """A stream for cupy's kernels, which read only its handle."""
 
     ptr: int
 
@@ -132,6 +132,6 @@ def _compile(threads: int) -> dict[str, Any]:
 
 
 def _resident_blocks(kernel: Any) -> int:  # noqa: ANN401 - cupy's
-    """Return how many blocks of a kernel fit on the current device at once, which its registers decide."""
+    """Return how many blocks of a kernel can be resident on the current device; its registers decide."""
     each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.kernel.ptr, THREADS, 0)
     return int(each) * int(cupy.cuda.Device().attributes["MultiProcessorCount"])

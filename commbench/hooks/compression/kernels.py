@@ -8,10 +8,10 @@ elements, except elements equal to the threshold. All further work is on these f
 Elements are compared by the bits of their magnitude, which order floats as absolute values do. Denormals and ties are
 exact, and infinity and NaN are above everything finite.
 
-All kernels are in one file because numba's cache does not notice a change in another file.
+All kernels are in one file because numba's cache does not detect a change in another file.
 """
 
-# numba's decorators are untyped, and so is what it compiles
+# numba's decorators and the functions that it compiles are untyped
 # mypy: allow-untyped-decorators, no-warn-return-any
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float32]
 Words: TypeAlias = NDArray[np.int32]
 Halves: TypeAlias = NDArray[np.uint16]
-"""The bits of float16 numbers; compiled code has no float16."""
+"""The bits of float16 numbers; numba has no float16."""
 
 #: `select` returns this if an element is not finite.
 NOT_FINITE = -1
-#: A block is a column of a matrix with this number of columns, so that whole vectors are compared.
+#: A block is a column of a matrix with this number of columns: comparisons work on whole vectors.
 COLUMNS = 16
 #: More rows mean fewer maxima to search. More blocks per slot keep the threshold closer to the k-th element.
 MOST_ROWS, BLOCKS_PER_SLOT = 32, 2
@@ -52,14 +52,14 @@ MAGNITUDE, INFINITY = 0x7FFFFFFF, 0x7F800000
 LEAST_NORMAL_HALF, TOO_LARGE_HALF = 0x38800000, 0x477FF000
 #: The word of 1/2, whose last place is worth as much as that of float16's denormals.
 ONE_HALF = 0x3F000000
-#: What the exponents of float32 and float16 differ by, where float32 keeps its exponent.
+#: The difference of the exponents' biases of float32 and float16, in the place of float32's exponent.
 REBIAS = 112 << 23
 #: Bits of float16: 65504, infinity, the sign.
 LARGEST_HALF, HALF_INFINITY, HALF_SIGN = 0x7BFF, 0x7C00, 0x8000
 
 
 class Scratch(NamedTuple):
-    """The working memory of one selection, made once."""
+    """The working memory of one selection, allocated once."""
 
     rows: int
     """Elements in a block."""
@@ -123,7 +123,7 @@ def _fold(_typing: Any, gradient: Any, residual: Any, _start: Any, _rows: Any, m
 
 @intrinsic
 def _lanes_above(_typing: Any, words: Any, _start: Any, _level: Any) -> Any:  # noqa: ANN401 - numba's own protocol
-    """Bit i of the result says whether the magnitude of ``words[start + i]`` exceeds ``level``; LANES elements."""
+    """Return LANES bits: bit i states whether the magnitude of ``words[start + i]`` exceeds ``level``."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
         vector = ir.VectorType(ir.IntType(32), LANES)
@@ -140,7 +140,7 @@ def _lanes_above(_typing: Any, words: Any, _start: Any, _level: Any) -> Any:  # 
 
 @intrinsic
 def _lowest(_typing: Any, _mask: Any) -> Any:  # noqa: ANN401 - numba's own protocol
-    """Which is the lowest bit of a mask that has one."""
+    """Return the number of the lowest set bit of a mask that is not zero."""
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
         return builder.cttz(values[0], ir.IntType(1)(1))
@@ -150,7 +150,7 @@ def _lowest(_typing: Any, _mask: Any) -> Any:  # noqa: ANN401 - numba's own prot
 
 @intrinsic
 def _ones(_typing: Any, _mask: Any) -> Any:  # noqa: ANN401 - numba's own protocol
-    """Return how many bits of a mask are set."""
+    """Return the number of set bits of a mask."""
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
         return builder.ctpop(values[0])
@@ -166,7 +166,7 @@ def _word(value: float) -> np.int32:
 
 @njit(nogil=True, cache=True)
 def _above(words: Words, start: int, level: int) -> np.uint64:
-    """``_lanes_above`` that ends where ``words`` ends."""
+    """Return the mask of `_lanes_above`, limited to the end of ``words``."""
     if start + LANES <= words.shape[0]:
         return _lanes_above(words, start, np.int32(level))
     mask = np.uint64(0)
@@ -215,7 +215,7 @@ def _count_digits(magnitudes: Words, prefix: int, shift: int, width: int, histog
 
 @njit(nogil=True, cache=True)
 def _find_kth(magnitudes: Words, k: int, histogram: Words) -> tuple[int, int]:
-    """The k-th largest magnitude and how many are equal to it, by radix selection."""
+    """Return the k-th largest magnitude and how many are equal to it, by radix selection."""
     prefix, larger, equal = 0, 0, 0
     for shift, width in DIGITS:
         _count_digits(magnitudes, prefix, shift, width, histogram)
@@ -231,7 +231,7 @@ def _find_kth(magnitudes: Words, k: int, histogram: Words) -> tuple[int, int]:
 
 @njit(nogil=True, cache=True)
 def _sum(gradient: Floats, residual: Floats, into: Floats) -> None:
-    """Write gradient + residual; two loops, because one that may be in place does not become vector code."""
+    """Write gradient + residual; two loops, because a loop that may be in place is not vectorised."""
     if residual.ctypes.data == into.ctypes.data:
         for i in range(into.shape[0]):
             into[i] += gradient[i]
@@ -312,7 +312,7 @@ def _choose(  # noqa: PLR0917 - as `select`
         level, equal = _find_kth(magnitudes, k, scratch.histogram)
     taken = 0
     for i in range(above):
-        chosen[taken] = scratch.positions[i]  # the next one overwrites it unless it is counted
+        chosen[taken] = scratch.positions[i]  # the next position overwrites it unless it is counted
         taken += magnitudes[i] > level
     if level == 0:
         return taken
@@ -388,7 +388,7 @@ def _single(half: int) -> np.float32:
 
 @njit(nogil=True, cache=True)
 def write_singles(source: Floats, rest: Floats | None, count: int, indices: Words, values: Floats) -> None:
-    """Write the values of the first ``count`` slots and take them out of ``rest``; the other slots add 0."""
+    """Write the values of the first ``count`` slots and subtract them from ``rest``; the other slots add 0."""
     for slot in range(count):
         i = indices[slot]
         values[slot] = source[i]
@@ -400,7 +400,7 @@ def write_singles(source: Floats, rest: Floats | None, count: int, indices: Word
 
 @njit(nogil=True, cache=True)
 def write_halves(source: Floats, rest: Floats | None, count: int, indices: Words, values: Halves) -> None:
-    """``write_singles`` for float16 values; the rounding error stays in ``rest``."""
+    """Do as ``write_singles`` for float16 values; the rounding error stays in ``rest``."""
     for slot in range(count):
         i = indices[slot]
         values[slot] = _half(source[i])
@@ -418,13 +418,13 @@ def are_within(indices: Words, n: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def add_singles(indices: Words, values: Floats, into: Floats) -> None:
-    """Add every value to the element its index names."""
+    """Add every value to the element at its index."""
     for slot in range(indices.shape[0]):
         into[indices[slot]] += values[slot]
 
 
 @njit(nogil=True, cache=True)
 def add_halves(indices: Words, values: Halves, into: Floats) -> None:
-    """``add_singles`` for float16 values."""
+    """Do as ``add_singles`` for float16 values."""
     for slot in range(indices.shape[0]):
         into[indices[slot]] += _single(values[slot])

@@ -16,9 +16,9 @@ Payload: TypeAlias = NDArray[np.uint8]
 
 
 class TopKSelector:
-    """Sends the k elements of largest magnitude, exactly k in every step; owns its scratch memory.
+    """Encodes the k elements of largest magnitude, exactly k in every step; owns its scratch memory.
 
-    It releases the interpreter while it works. One selector must not be used by two threads at once.
+    It releases the GIL while it works. Two threads must not use one selector at once.
     """
 
     def __init__(self, n: int, k: int, *, value_dtype: ValueType = "float32") -> None:
@@ -45,20 +45,20 @@ class TopKSelector:
     ) -> bool:
         """Write the largest elements of a = gradient + residual to ``payload``, and the unsent part to the residual.
 
-        Strictly larger elements come before ties. The choice among ties rotates with ``step``, so that all get their
-        turn. If fewer than k elements are not zero, the unused slots add 0 to the first elements.
+        Strictly larger elements come before ties. The choice among ties rotates with ``step``, so that each is chosen
+        in turn. If fewer than k elements are not zero, the unused slots add 0 to the first elements.
 
         Args:
             gradient: shape (n,); not changed.
             residual: shape (n,), the unsent part of earlier steps; None: a = gradient.
             payload: shape (payload_bytes,), written.
             out_residual: shape (n,), becomes a minus the sent values: a sent element becomes zero or, with float16
-                values, the exact rounding error. Default: ``residual`` itself. Without both, nothing is kept.
+                values, the exact rounding error. Default: ``residual`` itself; without both, no residual is written.
             step: the number of this step.
 
         Returns:
             False if an element of a is not finite: both residuals are unchanged, and all values of the payload are NaN,
-            which tells the other ranks. Else True.
+            so that the other ranks detect it. Else True.
 
         Raises:
             InputError: an array has another type, shape or layout, or the new residual overlaps the gradient.
@@ -105,7 +105,7 @@ def decode_add(payload: Payload, n: int, k: int, value_dtype: ValueType, into: F
     """Add a rank's payload to ``into``, shape (n,).
 
     Raises:
-        InputError: an array has another type, shape or layout than n, k and the type of the values say.
+        InputError: an array's type, shape or layout does not match n, k and the type of the values.
         WrongDataError: the payload has an index out of range; ``into`` is unchanged.
     """
     check_slots(n, k, value_dtype)
@@ -121,7 +121,7 @@ def decode_add(payload: Payload, n: int, k: int, value_dtype: ValueType, into: F
 
 
 def prepare() -> None:
-    """Compile everything, or load it from numba's cache, so that no timed step waits for it."""
+    """Compile all kernels, or load them from numba's cache, so that no timed step waits for them."""
     gradient, total = np.ones(4, dtype=np.float32), np.zeros(4, dtype=np.float32)
     for value_dtype in get_args(ValueType):
         selector = TopKSelector(4, 2, value_dtype=value_dtype)
@@ -139,12 +139,12 @@ def _slots(payload: Payload, k: int, value_dtype: ValueType) -> tuple[NDArray[np
 
 
 def _overlap_in_part(a: Floats, b: Floats) -> bool:
-    """Whether two arrays of one size share some memory, but not all."""
+    """Return whether two arrays of one size share part of their memory, but not all."""
     return a is not b and np.may_share_memory(a, b) and a.ctypes.data != b.ctypes.data
 
 
 def _check_array(name: str, array: NDArray[np.generic], dtype: type, size: int, *, written: bool = False) -> None:
-    """Raise InputError if the array does not suit the compiled code, which checks nothing."""
+    """Raise InputError if the array does not suit the compiled code, which does not check arrays."""
     if array.dtype != dtype or array.shape != (size,):
         actual = f"{array.dtype} of shape {array.shape}"
         raise InputError(f"The {name} must be {np.dtype(dtype)} of shape ({size},) and is {actual}.")
