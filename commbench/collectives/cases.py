@@ -182,7 +182,7 @@ class Sweep:
         """
         if self.world_sizes and max(self.world_sizes) > world_size:
             raise InputError(
-                f"World size {max(self.world_sizes)} was requested and this run has {world_size} ranks; "
+                f"World size {max(self.world_sizes)} was asked for and this run has {world_size} ranks; "
                 "start as many as the largest (-n)."
             )
         cases = [case for size in self.world_sizes or (world_size,) for case in self._cases(size)]

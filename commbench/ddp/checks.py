@@ -1,4 +1,4 @@
-"""Checks of a person's own workload: whether it can be trained under DDP, in sentences that say what to correct."""
+"""Checks whether a user's own workload can be trained under DDP; each error states what to correct."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from commbench.ddp.local_step import default_optimizer, trainable
 from commbench.ddp.plan.workload import Workload
 from commbench.errors import InputError
 
-#: A sentence lists at most this number of names.
+#: The largest number of names in a message.
 NAMED = 3
-#: An error of a person's own code is quoted up to this length.
+#: The largest number of characters quoted from an error of a user's own code.
 QUOTED = 300
 
 
@@ -105,7 +105,7 @@ def make_optimizer(workload: Workload, parameters: Sequence[Any]) -> Optimizer:
     """Return the workload's optimiser of these parameters, or the default one.
 
     Raises:
-        InputError: the workload returned something else than an optimiser.
+        InputError: the workload did not return an optimiser.
     """
     make = workload.optimizer or default_optimizer
     with naming_errors("The workload's optimizer"):
@@ -124,10 +124,10 @@ def checked_step(
     batch: Any,  # noqa: ANN401 - a batch has any type that the loss accepts
     optimizer: Optimizer,
 ) -> None:
-    """Do one local training step and check that DDP could do it too.
+    """Make one local training step and check that DDP can make it.
 
     Raises:
-        InputError: the step fails, the loss is no scalar with gradients, or a gradient is absent or sparse.
+        InputError: the step fails, the loss is not a scalar with gradients, or a gradient is absent or sparse.
     """
     optimizer.zero_grad(set_to_none=True)
     with naming_errors("The loss of the first batch"):
@@ -149,14 +149,14 @@ def checked_step(
 
 @contextlib.contextmanager
 def naming_errors(what: str) -> Iterator[None]:
-    """Raise InputError with a sentence about what a person's own code raised."""
+    """Turn an error of a user's own code into InputError with one sentence."""
     try:
         yield
     except Exception as error:
         raise InputError(f"{what} failed ({failure(error)}): correct the workload.") from error
 
 
-def _check_loss(value: Any) -> None:  # noqa: ANN401 - a person's loss may return anything
+def _check_loss(value: Any) -> None:  # noqa: ANN401 - a user's loss may return anything
 
     if not isinstance(value, Tensor) or value.numel() != 1:
         returned = (
@@ -180,7 +180,7 @@ def named(names: Sequence[str]) -> str:
 
 
 def failure(error: BaseException) -> str:
-    """Return an error of a person's own code on one line: its type, text and location."""
+    """Return an error of a user's own code on one line: its type, text and location."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":").removesuffix(".")
     frames = traceback.extract_tb(error.__traceback__)
     own_frames = [frame for frame in frames if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
@@ -193,7 +193,7 @@ def _is_ours(file: str) -> bool:
 
 
 def check_evaluation(workload: Workload) -> None:
-    """Check what the workload's ``evaluate`` returns.
+    """Check the value that the workload's ``evaluate`` returns.
 
     Raises:
         InputError: it fails, the value is not finite, or the metric has no name.

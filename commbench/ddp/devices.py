@@ -25,7 +25,7 @@ class Device:
     name = "cpu"
     """As in the column ``device``."""
     backend = "gloo"
-    """Of the process groups that train."""
+    """Backend of the process groups that train."""
     ranks_per_gpu: int | None = None
     """The most ranks of the launch on one GPU; None without GPUs."""
     is_serial = False
@@ -49,11 +49,11 @@ class Device:
         return f"torch {torch_version()} {self.backend}"
 
     def moved(self, value: Any) -> Any:  # noqa: ANN401 - a model or a batch of any type
-        """Return a model or a batch on the device."""
+        """Move a model or a batch to the device and return it."""
         return value
 
     def wait(self) -> None:
-        """Wait until all queued work is done."""
+        """Wait until all queued work has finished."""
 
     def close(self) -> None:
         """Clean up after the launch."""
@@ -88,10 +88,10 @@ class Device:
 
 
 class Gpu(Device):
-    """An NVIDIA GPU over NCCL; this process uses no other GPU from now on.
+    """An NVIDIA GPU over NCCL; the constructor makes it the only GPU of this process.
 
     Args:
-        number: of the GPU on its host.
+        number: the GPU's number on its host.
         ranks_per_gpu: the most ranks of the launch on one GPU.
         cuda: ``torch.cuda``, or a substitute.
         find_clock: returns the clock reader of the GPU at a PCI address.
@@ -99,8 +99,8 @@ class Gpu(Device):
 
     backend = "nccl"
     is_serial = True
-    settling_steps = 1  # the host queues a step while the GPU makes the one before
-    unsteady_steps = 11  # DDP times its first 10 steps with events, and reads a step's events when the next begins
+    settling_steps = 1  # the host queues a step while the GPU runs the previous one
+    unsteady_steps = 11  # DDP times its first 10 steps with events, and reads a step's events in the next step
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Gpu(Device):
         self._clock = find_clock(address) if address else None
 
     def library(self) -> str:
-        """Return e.g. ``torch 2.13.0 NCCL 2.28.9``: the loaded NCCL, not the one torch was built with."""
+        """Return torch and the loaded NCCL, e.g. ``torch 2.13.0 NCCL 2.28.9``; torch may be built with another NCCL."""
         return f"torch {torch_version()} {loaded_version()}"
 
     def moved(self, value: Any) -> Any:  # noqa: ANN401 - see `Device.moved`
@@ -151,7 +151,7 @@ class Gpu(Device):
         self._cuda.reset_peak_memory_stats(self._number)
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the most memory that torch had allocated on the GPU, in bytes."""
+        """Return the peak of the memory that torch allocated on the GPU, in bytes."""
         return int(self._cuda.max_memory_allocated(self._number))
 
     def free_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """The command by which a conductor inspects a workload without importing torch itself.
 
 ``python -m commbench.ddp.inspect SPEC [--batch N] [--gpu K]`` prints one line of JSON: ``{"ok": {...}}`` with the
-`WorkloadFacts`, or ``{"error": "a sentence"}``. It imports torch only once it knows that torch is there.
+`WorkloadFacts`, or ``{"error": "a sentence"}``. It imports torch only after checking that torch is installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", type=int, help="number of this host's GPU, modulo their number (default: none)")
     options = parser.parse_args(arguments)
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # a person's own file may print
+        with contextlib.redirect_stdout(sys.stderr):  # a user's own file may print
             facts = _inspect_spec(options.spec, options.batch, options.seed, options.hook, options.gpu)
     except InputError as error:
         sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
@@ -63,9 +63,9 @@ def _inspect_spec(spec: str, batch: int | None, seed: int, hooks: Sequence[str],
 
 
 def _try_hooks(hooks: Sequence[str], device: Device) -> None:
-    """Make each hook, so that an unknown option is refused before anything is measured.
+    """Make each hook, so that an unknown option raises an error before any measurement.
 
-    A hook's selection is compiled here, where no case timeout runs: on a busy machine it takes longer than that.
+    A hook's selection is compiled here, outside of any case timeout: on a busy machine it takes longer than a timeout.
     """
     from commbench.ddp.session import compile_hooks
 

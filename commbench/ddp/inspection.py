@@ -25,7 +25,7 @@ def inspect_workload(workload: Workload, device: Device | None = None) -> Worklo
         device: where the steps run; None: on this host's CPUs.
 
     Raises:
-        InputError: the workload cannot be trained under DDP; the message says why and what to do.
+        InputError: the workload cannot be trained under DDP; the message states why and what to do.
     """
     device = device or Device()
     check_workload(workload)
@@ -42,7 +42,7 @@ def inspect_workload(workload: Workload, device: Device | None = None) -> Worklo
 
 
 def _local_steps(workload: Workload, device: Device) -> list[LocalStep]:
-    """Return timed steps, after one that allocates memory and is checked, not timed."""
+    """Return timed steps; a first step, which allocates memory, is checked and not timed."""
     batches = map(device.moved, endless(workload.batches))
     optimizer = make_optimizer(workload, list(trainable(workload.model).values()))
     checked_step(workload.model, workload.loss, next(batches), optimizer)

@@ -25,17 +25,17 @@ class LocalStep:
     backward_ms: float
     optimizer_ms: float
     ready_ms: dict[str, float]
-    """Times from the begin of backward until each gradient was ready, in order; unused parameters are absent."""
+    """Time from the start of the backward pass until each gradient was ready, in order; without unused parameters."""
 
 
 def default_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimiser of a workload that names none: SGD with learning rate 0.01 and momentum 0.9."""
+    """Return the default optimiser of workloads: SGD with learning rate 0.01 and momentum 0.9."""
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that DDP would reduce, in the order in which the model registers them."""
-    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # torch's own mark
+    """Return the parameters that DDP reduces, in the order of their registration in the model."""
+    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # torch's own attribute
     return {
         name: parameter
         for name, parameter in model.named_parameters()
@@ -49,7 +49,7 @@ def local_step(
     batch: Any,  # noqa: ANN401 - a batch has any type that the loss accepts
     optimizer: torch.optim.Optimizer,
 ) -> LocalStep:
-    """Set gradients to None, then do one forward pass, backward pass and optimiser step; return their times.
+    """Set gradients to None, then make one forward pass, backward pass and optimiser step; return their times.
 
     Raises:
         Exception: the model, the loss or the optimiser raised it.
@@ -93,10 +93,10 @@ def tensors_in(value: Any) -> Iterator[Tensor]:  # noqa: ANN401 - the inputs or 
 
 
 def moved_by(move: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - as `tensors_in`
-    """Return a copy of a value in which ``move`` replaced all movable parts.
+    """Return a copy of a value in which ``move`` has replaced all movable parts.
 
-    Movable are the tensors that `tensors_in` finds, and objects with a method ``to``, such as models and the batches of
-    some libraries.
+    Movable parts are tensors, as `tensors_in` finds them, and objects with a method ``to``, such as models and the
+    batches of some libraries.
     """
     if hasattr(value, "to"):
         return move(value)
@@ -104,12 +104,12 @@ def moved_by(move: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - a
         return {key: moved_by(move, part) for key, part in value.items()}
     if isinstance(value, tuple | list):
         parts = [moved_by(move, part) for part in value]
-        is_named = hasattr(value, "_fields")  # a named tuple takes the parts as arguments
+        is_named = hasattr(value, "_fields")  # the constructor of a named tuple has one argument for each part
         return type(value)(*parts) if is_named else type(value)(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         copied = copy.copy(value)
         for name, part in vars(value).items():
-            object.__setattr__(copied, name, moved_by(move, part))  # it may be frozen
+            object.__setattr__(copied, name, moved_by(move, part))  # the dataclass may be frozen
         return copied
     return value
 
@@ -130,11 +130,13 @@ def _median(values: Iterable[float]) -> float:
 
 
 @contextmanager
-def ready_hooks(parameters: Mapping[str, nn.Parameter], note: Callable[[str, nn.Parameter], None]) -> Iterator[None]:
-    """Call ``note`` with name and parameter whenever a gradient has been accumulated, until the block ends."""
+def ready_hooks(
+    parameters: Mapping[str, nn.Parameter], on_ready: Callable[[str, nn.Parameter], None]
+) -> Iterator[None]:
+    """Call ``on_ready`` with name and parameter after each accumulation of a gradient, until the block ends."""
 
     def noting(name: str) -> Callable[[nn.Parameter], None]:
-        return lambda parameter: note(name, parameter)
+        return lambda parameter: on_ready(name, parameter)
 
     hooks = [parameter.register_post_accumulate_grad_hook(noting(name)) for name, parameter in parameters.items()]
     try:

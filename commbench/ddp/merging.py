@@ -1,4 +1,4 @@
-"""Merging all ranks' samples of a configuration's blocks into one `TrainingRecord`."""
+"""Merge the samples of all ranks and blocks of a configuration into one `TrainingRecord`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from commbench.errors import Reason
 from commbench.hooks import BucketTimes
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
 
-#: Steps of a block from which on the end of its warm-up is detected.
+#: In blocks of at least this number of steps, the end of the warm-up is detected.
 LONG_BLOCK = 40
 _FORWARD, _BACKWARD, _OPTIMIZER, _STEP = range(4)
 
@@ -50,19 +50,19 @@ def merge(
     slowest = [np.max([rank.times for rank in ranks], axis=0) for ranks in blocks]
     early = [_early(times[:, _STEP], ranks[0].early_steps) for times, ranks in zip(slowest, blocks, strict=True)]
     timed = [times[count:] for times, count in zip(slowest, early, strict=True)]
-    together = np.concatenate(timed)
+    timed_steps = np.concatenate(timed)
     forward, backward, optimizer = (
-        1e3 * float(np.median(together[:, part])) for part in (_FORWARD, _BACKWARD, _OPTIMIZER)
+        1e3 * float(np.median(timed_steps[:, part])) for part in (_FORWARD, _BACKWARD, _OPTIMIZER)
     )
     first = blocks[0]
     longest = max(blocks, key=lambda ranks: len(ranks[0].losses) or len(ranks[0].metrics))
-    everyone = [rank for ranks in blocks for rank in ranks]
+    all_ranks = [rank for ranks in blocks for rank in ranks]
     buckets, totals = _bucket_times(blocks)
-    clocks = clocks_between(rank.clocks for rank in everyone if rank.clocks)
-    agree = all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks) if case.uses_ddp else None
+    clocks = clocks_between(rank.clocks for rank in all_ranks if rank.clocks)
+    ranks_agree = all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks) if case.uses_ddp else None
     record = TrainingRecord(
         case=case,
-        step_ms=(1e3 * together[:, _STEP]).round(6).tolist(),
+        step_ms=(1e3 * timed_steps[:, _STEP]).round(6).tolist(),
         block_lengths=[len(times) for times in timed],
         block_steps=block_steps or len(slowest[0]),
         total_steps=sum(map(len, slowest)),
@@ -74,65 +74,65 @@ def merge(
         bucket_bytes=blocks[-1][0].bucket_bytes,
         buckets=buckets,
         **totals,
-        sent_bytes=_mean([rank.sent_bytes for rank in everyone]),
-        expected_bytes=_mean([rank.expected_bytes for rank in everyone]),
+        sent_bytes=_mean([rank.sent_bytes for rank in all_ranks]),
+        expected_bytes=_mean([rank.expected_bytes for rank in all_ranks]),
         dense_bytes=ring_bytes(FLOAT32_BYTES * first[0].parameters, case.world_size) if case.uses_ddp else None,
         losses=np.mean([rank.losses for rank in longest], axis=0).tolist() if longest[0].losses else [],
         metric_name=workload.metric if longest[0].metrics else "",
         metrics=longest[0].metrics,
         target=workload.target if longest[0].metrics else None,
-        grad_rel_error=next((rank.grad_rel_error for rank in everyone if rank.grad_rel_error is not None), None),
-        ranks_agree=agree,
+        grad_rel_error=next((rank.grad_rel_error for rank in all_ranks if rank.grad_rel_error is not None), None),
+        ranks_agree=ranks_agree,
         skipped_steps=sum(ranks[0].skipped for ranks in blocks),
-        peak_memory_bytes=max((rank.peak_memory_bytes or 0 for rank in everyone), default=0) or None,
+        peak_memory_bytes=max((rank.peak_memory_bytes or 0 for rank in all_ranks), default=0) or None,
         **(_energy(blocks, meter) if meter else {}),
         clocks=clocks,
         flags=["throttled"] if clocks and clocks.slowed_by else [],
         measuring_s=sum(ranks[0].seconds for ranks in blocks),
         **fields,
     )
-    return without_result(record, "wrong", Reason(code="parameters_differ")) if agree is False else record
+    return without_result(record, "wrong", Reason(code="parameters_differ")) if ranks_agree is False else record
 
 
 def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: RunMeter) -> dict[str, Any]:
-    """Return joules per step on all machines and the counted devices, over all blocks: a single block may be too short.
+    """Return the joules per step of all machines, and the counted devices. All blocks count: one may be too short.
 
-    Empty if a counter failed, or none moved.
+    Empty if a counter failed, or no counter changed.
     """
-    used = [rank.energy_J for ranks in blocks for rank in ranks]
-    counted = [joules for joules in used if joules is not None]
+    readings = [rank.energy_J for ranks in blocks for rank in ranks]
+    valid_readings = [joules for joules in readings if joules is not None]
     steps = sum(len(ranks[0].times) - ranks[0].early_steps for ranks in blocks)
-    lasted_s = sum(ranks[0].metered_s for ranks in blocks)
-    if len(counted) < len(used) or not sum(counted) or steps < 1 or lasted_s < meter.least_s:
+    duration_s = sum(ranks[0].metered_s for ranks in blocks)
+    if len(valid_readings) < len(readings) or not sum(valid_readings) or steps < 1 or duration_s < meter.least_s:
         return {}
-    return {"energy_J": sum(counted) / steps, "energy_of": meter.energy_of}
+    return {"energy_J": sum(valid_readings) / steps, "energy_of": meter.energy_of}
 
 
 def _early(times: Floats, least: int) -> int:
     """Return the untimed steps at the beginning of a block: at least ``least``, at most half of a long block."""
     if len(times) < LONG_BLOCK:
         return min(least, len(times) - 1)
-    settled = stats.warmup_count(times.tolist())
-    return max(least, min(len(times) // 2, len(times) // 2 if settled is None else settled))
+    warmup_steps = stats.warmup_count(times.tolist())
+    return max(least, min(len(times) // 2, len(times) // 2 if warmup_steps is None else warmup_steps))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    given = [value for value in values if value is not None]
-    return float(np.mean(given)) if given else None
+    numbers = [value for value in values if value is not None]
+    return float(np.mean(numbers)) if numbers else None
 
 
 def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> tuple[list[Bucket], dict[str, Any]]:
-    """Return the buckets, medians over all timed steps, and their sums over a step."""
+    """Return the buckets, as medians over all timed steps, and the fields that are sums over a step's buckets."""
     steps = [step for ranks in blocks for step in _aligned_steps(ranks)]
     if not steps:
         return [], {}
-    common = Counter(step.shape for step in steps).most_common(1)[0][0]
-    stamps = np.stack([step for step in steps if step.shape == common])  # (steps, ranks, buckets, stamps)
+    usual_shape = Counter(step.shape for step in steps).most_common(1)[0][0]
+    stamps = np.stack([step for step in steps if step.shape == usual_shape])  # (steps, ranks, buckets, stamps)
     ready, start, done, encode, decode = np.moveaxis(stamps, -1, 0)
     arrived = done - decode  # decompression follows
-    lasted = arrived - start
-    least = lasted.min(axis=1)
-    waited = (lasted - least[:, None]).mean(axis=1)
+    duration = arrived - start
+    shortest = duration.min(axis=1)
+    skew_wait = (duration - shortest[:, None]).mean(axis=1)
     compress = (encode + decode).mean(axis=1)
     rank = blocks[-1][0]
     sizes = list(zip(rank.bucket_bytes, rank.bucket_tensors, strict=True))
@@ -143,13 +143,13 @@ def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> tuple[list[Bucket
             ready_ms=_median_ms(ready[:, :, i].max(axis=1)),
             start_ms=_median_ms(start[:, :, i].max(axis=1)),
             done_ms=_median_ms(done[:, :, i].max(axis=1)),
-            comm_ms=_median_ms(least[:, i]),
-            skew_wait_ms=_median_ms(waited[:, i]),
+            comm_ms=_median_ms(shortest[:, i]),
+            skew_wait_ms=_median_ms(skew_wait[:, i]),
             compress_ms=_median_ms(compress[:, i]),
         )
-        for i, (size, count) in enumerate(sizes[: common[1]])
+        for i, (size, count) in enumerate(sizes[: usual_shape[1]])
     ]
-    busy = np.array([[_union(start[s, r], arrived[s, r]) for r in range(common[0])] for s in range(len(stamps))])
+    busy = np.array([[_union(start[s, r], arrived[s, r]) for r in range(usual_shape[0])] for s in range(len(stamps))])
     fastest = busy.min(axis=1)
     return buckets, {
         "comm_ms": _median_ms(fastest),
@@ -160,12 +160,12 @@ def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> tuple[list[Bucket
 
 
 def _aligned_steps(ranks: Sequence[BlockSamples]) -> list[Floats]:
-    """Return per timed step the stamps of all ranks, (ranks, buckets, 5), in ns since each rank's backward began."""
+    """Return the timestamps of each timed step, (ranks, buckets, 5), in ns since each rank's backward began."""
     per_rank = [timed_events(rank) for rank in ranks]
     return [
-        np.array([_stamps(of_rank) for of_rank in events])
+        np.array([_stamps(rank_events) for rank_events in events])
         for events in zip(*per_rank, strict=False)
-        if len({len(of_rank) for of_rank in events}) == 1 and events[0]
+        if len({len(rank_events) for rank_events in events}) == 1 and events[0]
     ]
 
 
@@ -184,10 +184,10 @@ def _stamps(events: Sequence[BucketTimes]) -> list[tuple[float, ...]]:
 
 def _union(starts: Floats, ends: Floats) -> float:
     """Return the length of the union of intervals."""
-    total, reached = 0.0, -np.inf
+    total, covered_until = 0.0, -np.inf
     for i in np.argsort(starts):
-        total += max(0.0, ends[i] - max(starts[i], reached))
-        reached = max(reached, ends[i])
+        total += max(0.0, ends[i] - max(starts[i], covered_until))
+        covered_until = max(covered_until, ends[i])
     return float(total)
 
 

@@ -1,4 +1,4 @@
-"""Recording of a trace inside a person's own training script (`record_gradients`) or by making the steps (`record`)."""
+"""Recording of a trace in a user's own training script (`record_gradients`) or by making the steps (`record`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from commbench.ddp.watching import Iteration, Watch
 from commbench.errors import InputError
 from commbench.system.host import cpu_model
 
-#: First steps that are not counted: memory is allocated and DDP builds its buckets.
+#: First steps that do not count: they allocate memory, and DDP builds its buckets.
 SKIPPED = 2
 #: A median needs at least this number of steps.
 FEWEST = 3
@@ -38,7 +38,7 @@ FEWEST = 3
 def record_gradients(
     model: nn.Module, path: str | Path | None = None, *, batch: int | None = None, name: str = ""
 ) -> Recording:
-    """Record the times at which a model's gradients are ready, while a person's own loop trains it.
+    """Record the times at which a model's gradients are ready, while a user's own loop trains it.
 
     ::
 
@@ -48,20 +48,20 @@ def record_gradients(
 
     ``commbench train --workload trace:my_model.json`` then trains a replay of it anywhere, without model and data. Any
     loop works that calls the model and then ``backward()``: with DDP or without, with accumulation, a GradScaler, a
-    closure, several forward passes. The first two steps are not counted, 3 more are needed, and recording stops after
-    100 backward passes. The hooks only read a clock: results do not change, nothing is sent or waited for. The
-    end of the block removes them.
+    closure, several forward passes. The first two steps do not count, 3 more are needed, and recording stops after
+    100 backward passes. The hooks only read a clock: they do not change results, send messages or wait. The end of the
+    block removes them.
 
-    ``forward_ms`` lasts from the model's forward pass to the gradient of its output, so the loss is included both ways.
-    ``backward_ms`` ends with the last gradient, not with DDP's exchange, and includes the local work of DDP and hooks
-    between gradients. ``optimizer_ms`` is the time of ``optimizer.step()``. All times are of this process. On CUDA they
-    are those of events in the model's stream (tried on CPUs only).
+    ``forward_ms`` lasts from the model's forward pass to the gradient of its output. It includes the forward and
+    backward pass of the loss. ``backward_ms`` ends with the last gradient, not with DDP's exchange, and includes the
+    local work of DDP and hooks between gradients. ``optimizer_ms`` is the time of ``optimizer.step()``. All times are
+    of this process. On CUDA they come from events in the model's stream (tested on CPUs only).
 
     Args:
         model: a module, inside DDP or not, compiled or not.
         path: the file to write when the block ends, on rank 0 only if torch.distributed is in use; None: no file.
         batch: samples in one backward pass; None: the first dimension of the model's first tensor.
-        name: of the trace; default: the name of the file or of the model's class.
+        name: the trace's name; default: the name of the file or of the model's class.
 
     Raises:
         InputError: at once, if the model or the arguments are unsuitable; at the end of the block, if it had too few
@@ -71,7 +71,7 @@ def record_gradients(
 
 
 class Recording:
-    """A recording of `record_gradients`, under way or finished."""
+    """A recording of `record_gradients`, running or finished."""
 
     def __init__(self, model: nn.Module, path: str | Path | None, *, batch: int | None, name: str) -> None:
         if not isinstance(model, nn.Module):
@@ -91,7 +91,7 @@ class Recording:
         self._batch, self._name = batch, name or (self._path.stem if self._path else "")
         self._watch: Watch | None = None
         self._trace: Trace | None = None
-        #: Training steps that the trace counts, without the first ones.
+        #: Number of training steps in the trace, without the first ones.
         self.steps = 0
 
     def __enter__(self) -> Recording:  # noqa: PYI034 - typing.Self needs Python 3.11
@@ -200,10 +200,10 @@ def _check_traceable(parameters: Mapping[str, nn.Parameter]) -> None:
             )
 
 
-def _bare(model: Any) -> nn.Module:  # noqa: ANN401 - wrappers have no types here
-    """Return the module without the wrappers of DDP and torch.compile, whose parameters have their own names."""
+def _bare(model: Any) -> nn.Module:  # noqa: ANN401 - the wrappers are untyped
+    """Return the module without the wrappers of DDP and torch.compile, which rename its parameters."""
     while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod  # noqa: SLF001 - theirs
+        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod  # noqa: SLF001 - attributes of the wrappers
     return model
 
 
@@ -216,7 +216,7 @@ def record(
     name: str = "",
     optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
 ) -> Trace:
-    """Train a model for ``2 + steps`` steps and return the medians of all but the first two.
+    """Train a model for ``2 + steps`` steps and return the medians of the last ``steps`` as a trace.
 
     The batches are cycled; the optimiser is as in `commbench.ddp.plan.workload.Workload`. The model is changed.
 
@@ -233,7 +233,7 @@ def record(
 
 
 def trace_of(model: nn.Module, step: LocalStep, *, name: str, batch: int, recorded: Conditions) -> Trace:
-    """Return the trace of a model's trainable parameters and one of its steps."""
+    """Return the trace of a model's trainable parameters and of one step."""
     return Trace(
         name=name or type(model).__name__.lower(),
         device="cuda" if any(parameter.is_cuda for parameter in model.parameters()) else "cpu",

@@ -30,7 +30,7 @@ from commbench.hooks.registry import find_hook
 from commbench.system.clock import clock_domain
 from commbench.system.host import usable_cpus
 
-#: Timed steps of the trial that sets the number of steps of all blocks; bounds of that number.
+#: Timed steps of the trial that sets the number of steps of all blocks, and the bounds of that number.
 TRIAL_STEPS = 2
 FEWEST_STEPS, MOST_STEPS = 3, 2000
 #: Memory of a training in copies of its parameters: weights, gradients, buckets, two of the optimiser, one of a hook.
@@ -41,7 +41,7 @@ FREE_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRank:
-    """The resources of a rank that trains."""
+    """The resources of a training rank."""
 
     control: Control
     device: Device
@@ -68,17 +68,17 @@ def train_launch(cases: Sequence[TrainingCase], terms: Terms, rank: TrainingRank
 
     Args:
         cases: the baseline first; the same on every rank, as are all arguments.
-        terms: how the cases are trained.
-        rank: what this rank trains with.
-        duty: hears of blocks and records.
-        launch: its number; with the seed it fixes order, weights and data.
+        terms: the conditions that all cases share.
+        rank: the resources of this rank.
+        duty: the callbacks for blocks and records.
+        launch: the launch's number; with the seed it determines order, weights and data.
 
     Returns:
         False if time ran out before the last block.
     """
     session = _Session(terms, launch, rank, paces=_find_baseline(cases))
     with contextlib.closing(session):
-        for case in cases:  # before a case's timeout runs: a person's workload may read much data
+        for case in cases:  # before any case timeout starts: a user's workload may read much data
             session.build(case)
         session.divide_blocks(cases)
         blocks = len(session.short_blocks) or terms.blocks
@@ -89,34 +89,34 @@ def train_launch(cases: Sequence[TrainingCase], terms: Terms, rank: TrainingRank
 
 def _train_blocks(cases: Sequence[TrainingCase], order: Sequence[int], session: _Session, duty: Duty) -> bool:
     """Train the blocks in that order of cases; return False if time ran out before the last one."""
-    left = Counter(order)
+    blocks_left = Counter(order)
     for index in order:
-        if not left[index]:
+        if not blocks_left[index]:
             continue  # the case has failed
         if duty.is_out_of_time():
             return False
         duty.begin(index)
-        left[index] -= 1
-        outcome = session.block(cases[index], last=not left[index])
+        blocks_left[index] -= 1
+        outcome = session.block(cases[index], last=not blocks_left[index])
         if outcome.is_last:
-            left[index] = 0
+            blocks_left[index] = 0
         if outcome.record is not None:
             duty.finish(outcome.record)
     return True
 
 
 def compile_hooks(cases: Collection[TrainingCase], device: torch.device) -> None:
-    """Compile the hooks' selection for a device, if a case uses it: that may take longer than a case timeout.
+    """Compile the hooks' selection for a device, if a case uses it; this may take longer than a case timeout.
 
     Raises:
-        InputError: it cannot be compiled there.
+        InputError: it cannot be compiled for the device.
     """
     if any(map(_selects_fast, cases)):
         selectors.prepare(device)
 
 
 def fast_selection(cases: Collection[TrainingCase], device: Device) -> str | None:
-    """Return what implements ``selection=fast``, see `commbench.hooks.selectors`; None if no case uses it."""
+    """Return the package behind ``selection=fast``, see `commbench.hooks.selectors`; None if no case uses it."""
     return selectors.fast_selection(device.torch_device) if any(map(_selects_fast, cases)) else None
 
 
@@ -132,7 +132,7 @@ def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:
 
 @dataclass(frozen=True, kw_only=True)
 class _Groups:
-    """Process groups of the same ranks: one that trains, and one over Gloo for everything else."""
+    """Two process groups of the same ranks: one for training, and one over Gloo for all other communication."""
 
     training: dist.ProcessGroup
     control_group: dist.ProcessGroup
@@ -148,7 +148,7 @@ class _Built:
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """The result of a block; ``record`` on rank 0 only."""
+    """The result of a block; only rank 0 has a ``record``."""
 
     is_last: bool
     """Whether no further block of the case follows."""
@@ -168,11 +168,11 @@ class _Session:
         self.device = rank.device
         self.progress = rank.progress
         self.threads = terms.threads or _fair_threads(rank.control)
-        if not dist.is_initialized():  # else the caller has joined, and leaves
+        if not dist.is_initialized():  # else the caller has joined the default group and leaves it
             join_world(rank.control)
         torch.set_num_threads(self.threads)
         gc.collect()
-        gc.freeze()  # collections between blocks then skip torch's own objects
+        gc.freeze()  # garbage collections between blocks then skip torch's own objects
         self.steps = terms.steps
         self._groups: dict[int, _Groups] = {}
         self._built: dict[tuple[str, int, int], _Built] = {}
@@ -204,22 +204,24 @@ class _Session:
         """Train a block. An error that all ranks raise fails only this case; any other ends the launch."""
         built = self.build(case)
         if self.steps is None:
-            own = (
+            workload_steps = (
                 built.workload.steps if built.workload.evaluate else None
-            )  # the metric needs the workload's own number of steps
-            self.steps = own or self._find_steps(self.paces, self.build(self.paces))
+            )  # the metric is defined after the workload's own number of steps
+            self.steps = workload_steps or self._find_steps(self.paces, self.build(self.paces))
         steps = self.steps or EARLY_STEPS + FEWEST_STEPS
         blocks = self._blocks.setdefault(case.key, [])
         deep = self.launch == 0 and last and case.phase != CONFIRM
         length = self.short_blocks[len(blocks)] if self.short_blocks else steps
         samples, refusal = self._try(case, built, steps, length, deep=deep, last=last)
-        refused = next((r for r in gather_everywhere(self.control, refusal) if r is not None), None)
+        first_refusal = next((r for r in gather_everywhere(self.control, refusal) if r is not None), None)
         gathered = self.control.gather(samples)
-        if refused:
+        if first_refusal:
             if case.key in self._kept:
                 self._kept.pop(case.key).close()
             record = TrainingRecord(case=case, launch=self.launch, seed=self.seed, device=self.device.name)
-            return _Outcome(is_last=True, record=without_result(record, *refused) if gathered is not None else None)
+            return _Outcome(
+                is_last=True, record=without_result(record, *first_refusal) if gathered is not None else None
+            )
         if gathered is None:
             blocks.append([])
             return _Outcome(is_last=last)
@@ -262,7 +264,7 @@ class _Session:
                     self._kept[case.key] = training
                 elif training:
                     training.close()
-        self.control.barrier(patient=True)  # idle ranks must not use a core
+        self.control.barrier(patient=True)  # ranks that do not train must not use a core
         return samples, refusal
 
     def _record(self, case: TrainingCase, built: _Built, blocks: Sequence[Sequence[BlockSamples]]) -> TrainingRecord:
@@ -279,7 +281,7 @@ class _Session:
         )
 
     def build(self, case: TrainingCase) -> _Built:
-        """Return the case's workload, made once a launch, with rank 0's weights on all ranks, as under DDP."""
+        """Return the case's workload, built once per launch, with rank 0's weights on all ranks, as under DDP."""
         key = (case.workload, case.world_size, case.batch_per_rank)
         if key not in self._built:
             groups = self._groups_of(case.world_size)
@@ -304,8 +306,10 @@ class _Session:
         if ranks not in self._groups:
             backends = dict.fromkeys((self.device.backend, "gloo"))
             with unpinned():
-                made = [dist.new_group(list(range(ranks)), timeout=TIMEOUT, backend=backend) for backend in backends]
-            self._groups[ranks] = _Groups(training=made[0], control_group=made[-1])
+                new_groups = [
+                    dist.new_group(list(range(ranks)), timeout=TIMEOUT, backend=backend) for backend in backends
+                ]
+            self._groups[ranks] = _Groups(training=new_groups[0], control_group=new_groups[-1])
         return self._groups[ranks]
 
     def _find_steps(self, case: TrainingCase, built: _Built) -> int | None:
@@ -314,10 +318,10 @@ class _Session:
         samples, refusal = self._try(case, built, trial, trial, deep=False, last=True)
         if any(gather_everywhere(self.control, refusal)):
             return None
-        own_s = statistics.median(samples.times[samples.early_steps :, -1].tolist()) if samples else 0.0
-        step_s = max(gather_everywhere(self.control, own_s))
-        fitting = int(self.terms.block_s / step_s) if step_s else FEWEST_STEPS
-        return EARLY_STEPS + min(MOST_STEPS, max(FEWEST_STEPS, fitting))
+        rank_step_s = statistics.median(samples.times[samples.early_steps :, -1].tolist()) if samples else 0.0
+        step_s = max(gather_everywhere(self.control, rank_step_s))
+        steps = int(self.terms.block_s / step_s) if step_s else FEWEST_STEPS
+        return EARLY_STEPS + min(MOST_STEPS, max(FEWEST_STEPS, steps))
 
 
 def _fair_threads(control: Control) -> int:
@@ -330,4 +334,4 @@ def _cpus_here(control: Control) -> list[Collection[int]]:
     """Return the usable CPUs of each rank on this machine."""
     machine = clock_domain().partition("/")[0]
     gathered = gather_everywhere(control, (machine, usable_cpus()))
-    return [usable for name, usable in gathered if name == machine]
+    return [cpus for name, cpus in gathered if name == machine]

@@ -1,4 +1,4 @@
-"""Times of a step's parts and buckets, read once the device has reached the end of the step."""
+"""The times of a step's parts and buckets, read after the device has reached the end of the step."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class StepMarks:
     """One optimiser step as marks of a clock, in order."""
 
     begun: Mark
-    """Before the first batch is fetched."""
+    """Mark before the first batch is fetched."""
     passes: Sequence[tuple[Mark, Mark, Mark]]
-    """For each forward and backward pass: the batch, the loss and the gradients are ready."""
+    """For each forward and backward pass: marks when the batch, the loss and the gradients were ready."""
     updating: Mark
     ended: Mark
     buckets: Sequence[BucketMarks] = ()
-    """In the order of completion; only the last pass exchanges buckets."""
+    """Marks of the buckets in the order of completion; only the last pass exchanges buckets."""
 
     def seconds(self) -> tuple[float, float, float, float]:
         """Return the seconds of forward, backward, optimiser, and the whole step."""
@@ -40,7 +40,7 @@ class StepMarks:
 
 
 def serialised(times: Sequence[BucketTimes]) -> list[BucketTimes]:
-    """Return the times under a process group that runs one collective after the other: starts wait for arrivals.
+    """Move starts after earlier arrivals, for a process group that runs one collective after the other.
 
     NCCL queues collectives on its own stream, where we cannot set a mark. The mark is the time from which a bucket
     could have started.
@@ -55,9 +55,9 @@ def serialised(times: Sequence[BucketTimes]) -> list[BucketTimes]:
 
 
 class StepLog:
-    """The times of steps in order; a step is read after the next one was queued.
+    """The times of steps in order; the log reads a step after the next one was queued.
 
-    The GPU then always has a queued step while the host reads, and the host is never more than one step ahead.
+    The GPU then always has a queued step while the host reads, and the host is at most one step ahead.
     """
 
     def __init__(self, *, is_serial: bool = False) -> None:

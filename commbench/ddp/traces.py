@@ -6,7 +6,7 @@ A trace is one JSON file::
      "forward_ms": 93.1, "backward_ms": 180.2, "optimizer_ms": 31.5, "recorded": {"how": "...", "cpu": "...", ...},
      "parameters": [{"name": "0.weight", "shape": [64, 3, 7, 7], "dtype": "float32", "ready_ms": 180.1}, ...]}
 
-Parameters stand in the order in which the model registers them; ``ready_ms`` counts since the backward pass began.
+Parameters are in the order of registration in the model; ``ready_ms`` counts from the start of the backward pass.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from commbench.errors import InputError
 from commbench.schema import JsonMapping
 
 FORMAT, VERSION = "commbench-trace", 1
-#: Traces that come with commbench, in data/traces; benchmarks/record_traces.py made them.
+#: Traces of commbench, in data/traces; benchmarks/record_traces.py recorded them.
 SHIPPED = ("bert-base", "gpt2-small", "many-tiny", "resnet50")
 DEVICES = ("cpu", "cuda")
 #: Method, processor and software of a recording.
 Conditions: TypeAlias = Mapping[str, str | int]
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 _TIMES = ("forward_ms", "backward_ms", "optimizer_ms")
-#: 0.1 us: finer than any gradient is timed, and short in the file.
+#: 0.1 us: below the precision of the recorded times, and short in the file.
 _DECIMALS = 4
 
 
@@ -43,7 +43,7 @@ class TracedParameter:
     shape: tuple[int, ...]
     dtype: str
     ready_ms: float
-    """Since the backward pass began."""
+    """Time since the start of the backward pass."""
 
     @property
     def numel(self) -> int:
@@ -64,7 +64,7 @@ class Trace:
     backward_ms: float
     optimizer_ms: float
     parameters: tuple[TracedParameter, ...]
-    """In the order in which the model registers them."""
+    """In the order of registration in the model."""
     recorded: Conditions = field(default_factory=dict)
     """The method and the machine of the recording."""
 
@@ -75,7 +75,7 @@ class Trace:
         return tuple(-negative for _, negative in sorted(ready))
 
     def save(self, path: Path) -> None:
-        """Write the file atomically, one parameter a line."""
+        """Write the file atomically, one parameter per line."""
         header = {
             "format": FORMAT,
             "version": VERSION,
@@ -103,7 +103,7 @@ class Trace:
 
 
 def load_trace(name_or_path: str) -> Trace:
-    """Return a trace that comes with commbench, by name, or the trace in a file, by its path.
+    """Load one of commbench's traces by its name, or a trace in a file by its path.
 
     Raises:
         InputError: there is no such trace or file, or the file is no valid trace.
@@ -135,8 +135,8 @@ class _BadTraceError(Exception):
     """A defect of a trace, as the predicate of a sentence about it."""
 
 
-def _parse(data: Any) -> Trace:  # noqa: ANN401 - a file may hold anything
-    """Return the trace that decoded JSON describes."""
+def _parse(data: Any) -> Trace:  # noqa: ANN401 - a file may contain anything
+    """Return the trace in decoded JSON."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise _BadTraceError(f'has no "format": "{FORMAT}"')
     if data.get("version") != VERSION:
@@ -170,7 +170,7 @@ def _check_parameters(trace: Trace) -> None:
             )
 
 
-def _parse_parameter(entry: Any) -> TracedParameter:  # noqa: ANN401 - a file may hold anything
+def _parse_parameter(entry: Any) -> TracedParameter:  # noqa: ANN401 - a file may contain anything
     if not isinstance(entry, dict):
         raise _BadTraceError(f"has the parameter {entry!r:.40}, which is no object")
     shape = _entry(entry, "shape", list)

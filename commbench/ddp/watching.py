@@ -1,4 +1,4 @@
-"""Observation of a person's own training loop: times of forward and backward passes, gradients and optimiser steps."""
+"""Observes a user's own training loop: times of forward and backward passes, gradients and optimiser steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from commbench.ddp.local_step import LocalStep, batch_length, ready_hooks, tensors_in
 from commbench.hooks.step_clock import Mark, clock_of, elapsed_ms
 
-#: Recording stops after this number of backward passes: medians are precise by then, and later steps cost nothing.
+#: Recording stops after this number of backward passes: enough for precise medians, and later steps are undisturbed.
 MOST_PASSES = 100
 
 
@@ -26,7 +26,7 @@ class Forward:
     end: Mark = None
     batch: int = 1
     is_used: bool = False
-    """Whether a backward pass went through it."""
+    """Whether a backward pass has passed through it."""
 
 
 @dataclass(kw_only=True)
@@ -36,7 +36,7 @@ class BackwardPass:
     task: int
     """Autograd's number of the call of backward."""
     since: Mark
-    """End of the work before: a forward pass, another backward pass or the optimiser."""
+    """End of the preceding work: a forward pass, another backward pass or the optimiser."""
     start: Mark
     """The first gradient of a model output was ready."""
     forwards: list[Forward] = field(default_factory=list)
@@ -44,7 +44,7 @@ class BackwardPass:
     """Times at which gradients were accumulated, in order."""
 
     def step(self) -> LocalStep:
-        """Return its times; forward includes the loss, both ways, because no hook marks the end of the loss."""
+        """Return the times; forward includes the loss's forward and backward pass, because no hook marks their end."""
         forward_ms = sum(elapsed_ms(forward.start, forward.end) for forward in self.forwards)
         ready_ms = {name: elapsed_ms(self.start, mark) for name, mark in self.ready.items()}
         return LocalStep(
@@ -61,10 +61,10 @@ class Update:
 
     start: Mark
     passes_before: int
-    """Backward passes before the step, since the start."""
+    """Number of backward passes since the start of the recording, before the step."""
     end: Mark = None
     passes: int = 0
-    """Backward passes after the step, since the start; a closure makes passes within the step."""
+    """The same number after the step; a closure makes passes within the step."""
 
 
 @dataclass(kw_only=True)
@@ -117,14 +117,14 @@ class Watch:
         self._clock = None
 
     def iterations(self) -> list[Iteration]:
-        """Return the complete iterations, from update to update; without an optimiser every backward pass is one."""
+        """Return the complete iterations, from update to update; without an optimiser, each backward pass is one."""
         if not any(update.end is not None for update in self.updates):
             return [Iteration(passes=[backward]) for backward in self.passes if backward.ready]
         complete: list[Iteration] = []
         first = 0
         for count in sorted({update.passes for update in self.updates if update.end is not None}):
             updates = [update for update in self.updates if update.passes == count]
-            inside = [each for update in updates for each in self.passes[update.passes_before : count] if each.ready]
+            inside = [done for update in updates for done in self.passes[update.passes_before : count] if done.ready]
             passes = [backward for backward in self.passes[first:count] if backward.ready]
             if passes:
                 complete.append(Iteration(passes=passes, updates=updates, inside=inside))
@@ -137,7 +137,7 @@ class Watch:
         if not torch.is_grad_enabled() or _in_backward():
             return  # evaluation, or recomputation of activations
         if len(self.passes) >= MOST_PASSES:
-            self.close()  # not in an optimiser hook, where torch iterates over the hooks
+            self.close()  # not in an optimiser hook: torch iterates over the hooks there
         if self._is_on:
             self._open = None
             self._forward = Forward(start=self._clock(), batch=batch_length([args, kwargs]))
@@ -152,10 +152,10 @@ class Watch:
                 tensor.register_hook(lambda _: self._begin_backward(forward))
 
     def _begin_backward(self, forward: Forward) -> None:
-        """Note the gradient of an output; the first one of a backward pass opens it."""
+        """Mark the gradient of an output; the first one of a backward pass opens a `BackwardPass`."""
         if not self._is_on:
             return
-        task = torch._C._current_graph_task_id()  # noqa: SLF001 - there is no public function
+        task = torch._C._current_graph_task_id()  # noqa: SLF001 - torch has no public function
         if self._open is None or self._open.task != task:
             self._drop_if_empty()
             self._open = BackwardPass(task=task, since=self._latest, start=self._clock())
@@ -165,7 +165,7 @@ class Watch:
             self._open.forwards.append(forward)
 
     def _drop_if_empty(self) -> None:
-        """Drop a backward pass that reached no parameter, as of a gradient penalty: its time counts as loss."""
+        """Drop a backward pass that reached no parameter, such as a gradient penalty: its time counts as loss."""
         if self._open is not None and not self._open.ready:
             for forward in self.passes.pop().forwards:
                 forward.is_used = False
@@ -185,7 +185,7 @@ class Watch:
             return
         self._depth += 1
         if self._depth > 1:
-            return  # an optimiser within another: its base class, or one that it distributes
+            return  # an optimiser within another one, such as its base class or a wrapped optimiser
         self._open = None
         self.updates.append(Update(start=self._clock(), passes_before=len(self.passes)))
 

@@ -95,7 +95,7 @@ class HookSpec:
         return self._text("selection", options) == "fast"
 
     def selects_over_buckets(self, options: Mapping[str, str]) -> bool:
-        """Return whether the hook with these options selects over whole buckets: bucket sizes then affect its result."""
+        """Return whether the hook with these options selects over whole buckets: bucket sizes then affect results."""
         return self.number == "density" and self._text("scope", options) in {"bucket", ""}
 
     def _text(self, name: str, options: Mapping[str, str]) -> str:

@@ -41,7 +41,7 @@ pytest.importorskip("mpi4py")  # without a launcher every measuring command ends
         ("run --in-place yes", "Unknown in_place value 'yes'"),
         ("run -c broadcast --root two", "--root two is not a list of ranks"),
         ("run --world-sizes two", "--world-sizes two is not a list of numbers of ranks"),
-        ("run -n 2 --world-sizes 2,4", "World size 4 was requested and this run has 2 ranks"),
+        ("run -n 2 --world-sizes 2,4", "World size 4 was asked for and this run has 2 ranks"),
         ("run -c broadcast --root 7 -n 2", "Root 7 is not a rank of a run with 2 ranks"),
         ("run slow", "Unknown suite 'slow'"),
         ("run bad.py", "cannot be run (ZeroDivisionError"),

@@ -193,7 +193,7 @@ def test_scaling_study_measures_each_number_of_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world_sizes", "words"), [([2, 8], "World size 8 was requested and this run has 4 ranks"), ([1], "World size 1 ")]
+    ("world_sizes", "words"), [([2, 8], "World size 8 was asked for and this run has 4 ranks"), ([1], "World size 1 ")]
 )
 def test_scaling_study_needs_its_ranks(world_sizes: list[int], words: str) -> None:
     """Refuse more ranks than available, and a single one."""

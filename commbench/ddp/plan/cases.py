@@ -1,4 +1,4 @@
-"""The configurations of a training sweep: a `TrainingCase` is one, a `TrainingSweep` the product of axes."""
+"""The configurations of a training sweep: `TrainingCase` is one of them, `TrainingSweep` the product of axes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from commbench.schema import Ranks, read_as
 PRECISIONS = ("fp32", "amp-bf16", "amp-fp16")
 #: The hook of a step that runs without DDP.
 LOCAL = "local"
-#: DDP's own bucket sizes: a first bucket of 1 MiB, then 25 MiB. No single number is equivalent.
+#: DDP's default bucket sizes: a first bucket of 1 MiB, then 25 MiB. No single number is equivalent.
 DEFAULT_CAP = "default"
 #: One byte, and more than any model, which is one bucket.
 SMALLEST_CAP_MB, LARGEST_CAP_MB = 2**-20, 2**20
@@ -28,12 +28,12 @@ CALIBRATE = "calibrate"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCase:
-    """One configuration of DDP training in the words of ``ddp.csv``, or with hook `LOCAL` the step without DDP."""
+    """One configuration of DDP training as ``ddp.csv`` names it, or with hook `LOCAL` the step without DDP."""
 
     workload: str
     world_size: Ranks
     batch_per_rank: int
-    """Samples per rank of one forward and backward pass; an optimiser step sees ``accumulation`` times as many."""
+    """Samples per rank in one forward and backward pass; an optimiser step has ``accumulation`` times as many."""
     backend: str = "gloo"
     precision: str = "fp32"
     hook: str = NONE
@@ -47,7 +47,7 @@ class TrainingCase:
     static_graph: bool = False
     accumulation: int = 1
     phase: str = SWEEP
-    """``sweep``, ``confirm`` for the fresh blocks on which a recommendation rests, or ``calibrate``."""
+    """``sweep``, ``confirm`` for the fresh blocks that confirm a recommendation, or ``calibrate``."""
 
     @property
     def key(self) -> str:
@@ -56,7 +56,7 @@ class TrainingCase:
 
     @classmethod
     def from_key(cls, key: str) -> TrainingCase:
-        """Rebuild the case that has this key; fields that this version does not know are ignored.
+        """Return the case that has this key; ignore fields that this version does not know.
 
         Raises:
             InputError: ``key`` is not the key of a case.
@@ -70,7 +70,7 @@ class TrainingCase:
         """Return the case if its hook, options, bucket size and backend are valid.
 
         Raises:
-            InputError: this version would not write one of them.
+            InputError: one of them is invalid.
         """
         if self.uses_ddp:
             find_hook(self.hook)
@@ -97,12 +97,12 @@ class TrainingCase:
 
     @property
     def is_plain(self) -> bool:
-        """Whether DDP exchanges the gradients as they are, without a hook."""
+        """Whether DDP exchanges the gradients unchanged, without a hook."""
         return self.hook == NONE
 
     @property
     def is_default(self) -> bool:
-        """Whether DDP exchanges the gradients as it does by default: without a hook, in its own buckets."""
+        """Whether DDP exchanges the gradients by its defaults: without a hook, in its default buckets."""
         return self.is_plain and self.bucket_cap_mb == DEFAULT_CAP
 
     @property
@@ -122,11 +122,11 @@ class TrainingCase:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of all ranks that one optimiser step sees."""
+        """Samples of all ranks in one optimiser step."""
         return self.world_size * self.batch_per_rank * self.accumulation
 
     def local(self) -> TrainingCase:
-        """The step without DDP that this case is compared with."""
+        """Return the step without DDP that this case is compared with."""
         return TrainingCase(
             workload=self.workload,
             world_size=self.world_size,
@@ -139,7 +139,7 @@ class TrainingCase:
         )
 
     def __str__(self) -> str:
-        """Name the case for people: only the settings that differ from the defaults."""
+        """Return a name of the settings that differ from the defaults."""
         if not self.uses_ddp:
             return f"{self.workload} without DDP" + self._but()
         cap = "default buckets" if self.bucket_cap_mb == DEFAULT_CAP else f"{self.bucket_cap_mb} MiB buckets"
@@ -163,7 +163,7 @@ class TrainingCase:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSweep:
-    """Axes whose product is trained, each in the words of the command line.
+    """Axes whose product is trained; values are written as on the command line.
 
     Raises:
         InputError: an unknown name, a density outside (0, 1], or a number that is not above 0.
@@ -180,31 +180,31 @@ class TrainingSweep:
     batches: Sequence[int] = ()
     """Samples per rank; empty: the workload's own."""
     world_sizes: Sequence[int] = ()
-    """Numbers of ranks; empty: all that are started."""
+    """Numbers of ranks; empty: all ranks."""
 
     def __post_init__(self) -> None:
-        for what, given, known in (
+        for axis, values, choices in (
             ("precision", self.precisions, PRECISIONS),
             ("training backend", [self.backend], TRAINING_BACKENDS),
         ):
-            for name in given:
-                check_choice(what, name, known)
+            for name in values:
+                check_choice(axis, name, choices)
         object.__setattr__(self, "bucket_caps", tuple(dict.fromkeys(canonical_cap(cap) for cap in self.bucket_caps)))
         for hook in self.hooks:
             parse_hook(hook)
-        for what, numbers in (
+        for axis, numbers in (
             ("Accumulation", self.accumulations),
             ("Batch", self.batches),
             ("World size", self.world_sizes),
         ):
             for number in numbers:
                 if number < 1:
-                    raise InputError(f"{what} {number} was asked for; give at least 1.")
+                    raise InputError(f"{axis} {number} was asked for; give at least 1.")
 
     def cases(self, *, ranks: int, batch: int) -> list[TrainingCase]:
-        """The configurations on ``ranks`` ranks, each once, with every group's baseline first and its local steps last.
+        """Return the configurations on ``ranks`` ranks, each once: each group's baseline first, local steps last.
 
-        ``batch`` is the workload's own number of samples per rank.
+        ``batch`` is the workload's default number of samples per rank.
 
         Raises:
             InputError: a world size beyond ``ranks``.
@@ -220,7 +220,7 @@ class TrainingSweep:
         points = itertools.product(
             self.accumulations, self.bucket_views, self.static_graphs, self.precisions, self.hooks, self.bucket_caps
         )
-        made = [
+        cases = [
             TrainingCase(
                 workload=self.workload,
                 backend=self.backend,
@@ -235,7 +235,7 @@ class TrainingSweep:
             )
             for accumulation, view, static, precision, hook, cap in points
         ]
-        return [baseline_of(made), *made]
+        return [baseline_of(cases), *cases]
 
 
 def hook_position(hook: str) -> int:
@@ -262,7 +262,7 @@ def baseline_of(cases: Sequence[TrainingCase]) -> TrainingCase:
 
 
 def baseline_name(*, is_live: bool) -> str:
-    """Return the baseline for people: in a live tuning it is the setting that the person's script has chosen."""
+    """Return the baseline's name in text: in a live tuning it is the setting of the user's script."""
     return "the script's own setting" if is_live else "the default"
 
 
@@ -287,7 +287,7 @@ def canonical_cap(text: str) -> str:
 
 
 def _plain(cap: float) -> str:
-    """Return a number without an exponent, because its + would split a list."""
+    """Return a number as text without an exponent: the exponent's + would split a list."""
     return f"{cap:.9f}".rstrip("0").rstrip(".")
 
 
@@ -296,10 +296,10 @@ def _plain(cap: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """How the configurations of a launch are trained; the same for all of them."""
+    """The conditions of training that all configurations of a launch share."""
 
     seed: int
-    """Of the run; launch i takes weights and data from seed + i."""
+    """Seed of the run; launch i draws weights and data from seed + i."""
     block_s: float
     """Approximate duration of a block's timed steps on the baseline, in seconds."""
     blocks: int = 1
@@ -307,7 +307,7 @@ class Terms:
     divides_blocks: bool = False
     """Whether the blocks are divided into short ones of one training, see `short_blocks`."""
     steps: int | None = None
-    """Steps of every block, early ones included; None: the workload's own, else derived from ``block_s``."""
+    """Steps of every block, early ones included; None: the workload's number, else derived from ``block_s``."""
     threads: int | None = None
     """Compute threads of a rank; None: a fair share of the cores that the ranks of a host may use."""
     watches_drift: bool = True
@@ -347,7 +347,7 @@ def schedule(
     """Return the blocks of a launch as indices into ``cases``: ``blocks`` shuffled rounds, each case once a round.
 
     If there is only one round and drift is watched, the baseline (the first case with hook none and default buckets)
-    runs at the beginning, in the middle and at the end: its blocks show how steady the machine is.
+    runs at the beginning, in the middle and at the end, to show whether the machine drifts.
     """
     generator = random.Random(f"{seed}:{launch}")
     rounds = [generator.sample(range(len(cases)), len(cases)) for _ in range(blocks)]

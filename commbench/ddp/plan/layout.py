@@ -1,4 +1,4 @@
-"""The buckets that DDP makes of a model for a bucket size, by DDP's own rule: equal layouts are measured once.
+"""The buckets that DDP makes of a model at a bucket size, by DDP's own rule; equal layouts are measured once.
 
 Source: ``compute_bucket_assignment_by_size`` and ``Reducer::rebuild_buckets`` in PyTorch's
 ``torch/csrc/distributed/c10d/reducer.cpp``, and ``_BucketCapacityConfig`` in ``torch/nn/parallel/distributed.py``.
@@ -25,7 +25,7 @@ Layout: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 def caps_bytes(bucket_cap_mb: str) -> list[int]:
-    """Return the caps in bytes of the successive buckets; the last holds for all further ones.
+    """Return the caps of the successive buckets, in bytes; the last applies to all further buckets.
 
     Args:
         bucket_cap_mb: ``default``, MiB such as ``25``, or a list ``1+5+25``, as in ``ddp.csv``.
@@ -45,7 +45,7 @@ def rebuilt_layout(
     """Return the buckets that DDP uses from the second step on (the third with a static graph).
 
     Args:
-        numels: elements of each trainable parameter, in the order in which the model registers them.
+        numels: elements of each trainable parameter, in the order of registration in the model.
         itemsizes: bytes of one element of each.
         dtypes: dtype of each, with the device if the model is on several: a bucket holds one dtype and device.
         ready_order: indices of all parameters in the order in which their gradients became ready on rank 0.

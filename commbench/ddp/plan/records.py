@@ -23,15 +23,15 @@ class Bucket:
     parameters: int
     """Number of tensors."""
     ready_ms: float
-    """All its gradients are ready, on the slowest rank."""
+    """Time at which all its gradients are ready, on the slowest rank."""
     start_ms: float
-    """Its communication begins, on the slowest rank: after compressing, and after earlier buckets."""
+    """Start of its communication on the slowest rank: after compressing, and after earlier buckets."""
     done_ms: float
-    """Its result is ready, on the slowest rank."""
+    """Time at which its result is ready, on the slowest rank."""
     comm_ms: float
-    """Start to done without decompressing, on the fastest rank, which does not wait for slower ranks."""
+    """Time from start to done without decompressing, on the fastest rank, which does not wait for others."""
     skew_wait_ms: float
-    """The rest of a rank's time in communication, which it waits for slower ranks; mean over ranks."""
+    """Time in communication beyond ``comm_ms``, in which a rank waits for slower ranks; mean over ranks."""
     compress_ms: float = 0.0
     """Compressing and decompressing; mean over ranks."""
 
@@ -51,17 +51,17 @@ class TrainingRecord:
     """As in `commbench.engine.records.Record`."""
 
     seed: int = 0
-    """Of initial weights and data; the same for all configurations of a launch."""
+    """Seed of initial weights and data; the same for all configurations of a launch."""
     threads_per_rank: int = 1
     device: str = "cpu"
     parameters: int = 0
-    """Trainable elements of the model."""
+    """Number of trainable elements of the model."""
     step_ms: Sequence[float] = ()
-    """The slowest rank's step, of every block in turn."""
+    """Duration of each timed step on the slowest rank, block by block."""
     block_lengths: Sequence[int] = ()
     """Timed steps of each block; their sum is the length of ``step_ms``."""
     block_at: Sequence[int] = ()
-    """In a live tuning the optimiser step of the training at which each block began; empty elsewhere."""
+    """In a live tuning, the number of the training's optimiser step at which each block began; else empty."""
     block_steps: int = 0
     """Steps of each block, early ones included; if blocks were divided into short ones, of each before that."""
     total_steps: int = 0
@@ -69,11 +69,11 @@ class TrainingRecord:
     discarded: int = 0
     """Untimed steps at the beginning of a block, the most, in which buckets are rebuilt and times settle."""
     forward_ms: float | None = None
-    """Median over steps of the slowest rank, as ``backward_ms`` and ``optimizer_ms``."""
+    """Median over steps on the slowest rank; the same holds for ``backward_ms`` and ``optimizer_ms``."""
     backward_ms: float | None = None
     optimizer_ms: float | None = None
     comm_ms: float | None = None
-    """Time with a bucket in flight, on the rank with the shortest."""
+    """Time with a bucket in flight, on the rank where this is shortest."""
     skew_wait_ms: float | None = None
     """Time with a bucket in flight beyond ``comm_ms``; mean over ranks."""
     compress_ms: float | None = None
@@ -83,11 +83,11 @@ class TrainingRecord:
     bucket_bytes: Sequence[int] = ()
     """Sizes of the rebuilt buckets, from DDP's log."""
     buckets: Sequence[Bucket] = ()
-    """For hook none, from extra steps with the pass-through hook after the timed ones."""
+    """Times of the buckets; for hook none, from extra steps with the pass-through hook after the timed steps."""
     sent_bytes: float | None = None
     """Bytes that a rank sent in a step, measured; mean over ranks."""
     expected_bytes: float | None = None
-    """Bytes that a rank sends in a step by theory."""
+    """Bytes that a rank sends in a step in theory."""
     dense_bytes: float | None = None
     """Bytes that a rank sends in a ring all-reduce of the gradients in float32: 2 (p-1)/p 4n."""
     losses: Sequence[Diverging] = ()
@@ -109,7 +109,7 @@ class TrainingRecord:
     energy_of: str = ""
     """See `commbench.engine.records.Record.energy_of`."""
     clocks: Clocks | None = None
-    """Of the ranks' GPUs, around the timed steps of every block."""
+    """Clocks of the ranks' GPUs, around the timed steps of every block."""
     flags: Sequence[str] = ()
     measuring_s: float = 0.0
     """Wall time of steps, discarded ones included."""
@@ -121,12 +121,12 @@ class TrainingRecord:
         return 0 < self.total_steps < self.block_steps * len(self.block_lengths)
 
     def to_json(self) -> JsonObject:
-        """The record as ``samples.jsonl`` holds it."""
+        """Return the record as a line of ``samples.jsonl``."""
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
     @classmethod
     def from_json(cls, data: JsonMapping) -> TrainingRecord:
-        """Rebuild a record; fields that this version does not know are ignored.
+        """Return a record from its JSON; ignore fields that this version does not know.
 
         Raises:
             InputError: a required field is missing or has another type.

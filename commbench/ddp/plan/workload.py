@@ -1,4 +1,4 @@
-"""The `Workload` that is trained, supplied by a person or by commbench, and its measured `WorkloadFacts`."""
+"""The `Workload` that is trained, supplied by a user or by commbench, and its measured `WorkloadFacts`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Workload:
     """
 
     model: nn.Module
-    """The bare model; commbench wraps it in DDP."""
+    """The model without DDP; commbench wraps it."""
     loss: Callable[[nn.Module, Any], Tensor]
     """``loss(model, batch)`` is a scalar; it calls ``model(...)``, which is the model inside DDP."""
     batches: Iterable[Any]
@@ -33,11 +33,11 @@ class Workload:
     batch_size: int
     """Samples per rank in one batch."""
     optimizer: Callable[[Iterable[Parameter]], Optimizer] | None = None
-    """Makes the optimiser; None is SGD with learning rate 0.01 and momentum 0.9."""
+    """Makes the optimiser; None: SGD with learning rate 0.01 and momentum 0.9."""
     evaluate: Callable[[nn.Module], float] | None = None
-    """Returns the value of ``metric`` for the bare model, the same on every rank; None: nothing is evaluated."""
+    """Returns the value of ``metric`` for the model without DDP, the same on every rank; None: no evaluation."""
     metric: str = ""
-    """What ``evaluate`` returns, such as ``accuracy``."""
+    """The name of the value that ``evaluate`` returns, such as ``accuracy``."""
     target: float | None = None
     """A value of ``metric`` at which the model counts as trained."""
     steps: int | None = None
@@ -53,7 +53,7 @@ class ParameterFacts:
     itemsize: int
     """Bytes of one element."""
     dtype: str
-    """As in ``float32``."""
+    """Name of its type, such as ``float32``."""
     ready_ms: float
     """Time from the start of the backward pass until its gradient was ready; median over steps."""
     shape: tuple[int, ...] | None = None
@@ -65,11 +65,11 @@ class WorkloadFacts:
     """Measurements of local steps of a workload, without DDP; times are medians over steps, in milliseconds."""
 
     parameters: tuple[ParameterFacts, ...]
-    """The trainable ones, in the order in which the model registers them."""
+    """The trainable parameters, in the order of registration in the model."""
     ready_order: tuple[int, ...]
     """Indices into ``parameters`` in the order in which gradients became ready."""
     buffer_bytes: int
-    """Of the model's buffers, such as BatchNorm's statistics, which DDP broadcasts in every forward pass."""
+    """Bytes of the model's buffers, such as BatchNorm's statistics; DDP broadcasts them in every forward pass."""
     batch_size: int
     forward_ms: float
     backward_ms: float
@@ -78,7 +78,7 @@ class WorkloadFacts:
     target: Diverging | None
     steps: int | None
     takes_lists: bool = False
-    """Whether DDP of the torch that measured them takes a list of bucket sizes."""
+    """Whether DDP accepts a list of bucket sizes in the torch version of the measurements."""
 
     def to_json(self) -> JsonObject:
         """Return plain lists, numbers and texts."""
@@ -89,7 +89,7 @@ class WorkloadFacts:
         """Return the facts that `to_json` wrote, before or after serialisation as JSON.
 
         Raises:
-            InputError: ``data`` is something else.
+            InputError: ``data`` has another form.
         """
         facts = read_as(cls, data)
         indices = set(facts.ready_order)

@@ -1,6 +1,6 @@
-"""The workloads by name: synthetic ones, real data, traces of real models, and a person's own file.
+"""The workloads by name: synthetic ones, real data, traces of real models, and a user's own file.
 
-May import torch and the rest of ddp, except what trains or inspects a workload: block, session, inspect.
+May import torch and the rest of ddp, except block, session and inspect, which train or inspect a workload.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ TRACE = "trace:"
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadEntry:
-    """A workload that comes with commbench."""
+    """One of commbench's own workloads."""
 
     make: Callable[..., Workload]
     """Takes any of ``seed``, ``rank``, ``world_size`` and ``batch_size``."""
     summary: str
-    """What it trains, for people."""
+    """A description in one sentence."""
 
 
 WORKLOADS: Mapping[str, WorkloadEntry] = MappingProxyType(
@@ -54,26 +54,26 @@ WORKLOADS: Mapping[str, WorkloadEntry] = MappingProxyType(
 
 
 def load_workload(spec: str, *, seed: int, rank: int, world_size: int, batch_size: int | None = None) -> Workload:
-    """Return the workload that ``spec`` names, as one rank sees it; the same arguments give the same workload.
+    """Return one rank's workload of the name ``spec``; the same arguments return the same workload.
 
-    ``spec`` is one of `WORKLOADS`, ``trace:NAME`` or ``trace:FILE``, or ``file.py:callable`` for a person's own model.
-    ``batch_size`` is in samples per rank; None is the workload's own choice.
+    ``spec`` is one of `WORKLOADS`, ``trace:NAME`` or ``trace:FILE``, or ``file.py:callable`` for a user's own model.
+    ``batch_size`` is in samples per rank; None: the workload's default.
 
     Raises:
-        InputError: if there is no such workload, or a person's own is not sound.
+        InputError: there is no such workload, or a user's own workload is invalid.
     """
     if batch_size is not None and batch_size < 1:
         raise InputError(f"A batch of {batch_size} samples was asked for: give 1 or more.")
-    given = {"seed": seed, "rank": rank, "world_size": world_size, "batch_size": batch_size}
+    arguments = {"seed": seed, "rank": rank, "world_size": world_size, "batch_size": batch_size}
     if spec.startswith(TRACE):
         from commbench.ddp.workloads import replay
 
         return replay.workload(spec.removeprefix(TRACE), seed=seed, rank=rank, batch_size=batch_size)
     if spec in WORKLOADS:
         make = WORKLOADS[spec].make
-        return make(**own.accepted_arguments(make, given))
+        return make(**own.accepted_arguments(make, arguments))
     if spec.endswith(".py") or spec.rpartition(":")[0].endswith(".py"):
-        return own.workload(spec, given)
+        return own.workload(spec, arguments)
     raise InputError(
         f"There is no workload {spec!r}: choose one of {', '.join(WORKLOADS)}, a trace such as"
         f" {', '.join(TRACE + name for name in SHIPPED)}, or your own as file.py:callable."

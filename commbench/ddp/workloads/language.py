@@ -1,6 +1,6 @@
 """Workloads on tokens: decoders over synthetic tokens and over real English text.
 
-Transformers have exactly the parameters of the published ones. torch has no types here, so its classes count as Any.
+Transformers have the same parameters as the published models. torch is untyped here, so its classes count as Any.
 """
 # mypy: disallow-subclassing-any=False
 
@@ -33,7 +33,7 @@ from commbench.errors import InputError
 GPT_BATCH = 4
 VOCABULARY = 16384
 LENGTH = 64
-#: Share of tokens that follow from the token before; the others are random.
+#: Share of tokens that the previous token determines; the others are random.
 PREDICTABLE = 0.5
 TEXT_BATCH = 16
 #: The last part of the text is held out; evenly spaced windows of it are evaluated.
@@ -45,12 +45,12 @@ WINDOWS = 128
 
 
 def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimiser that is usual for transformers."""
+    """Return the optimiser for transformers, Adam."""
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
 def gpt(*, seed: int, rank: int, batch_size: int = GPT_BATCH) -> Workload:
-    """Return the workload as this rank sees it: 23 MB of gradients, 17 of them of the embedding.
+    """Return this rank's workload: 23 MB of gradients, of which the embedding has 17 MB.
 
     The embedding is tied to the output matrix, so its gradient is dense and comes last: no computation overlaps with
     its communication.
@@ -70,7 +70,7 @@ def gpt(*, seed: int, rank: int, batch_size: int = GPT_BATCH) -> Workload:
 def chains(batch_size: int, *, seed: int, rank: int) -> list[Tensor]:
     """Return token numbers (batch_size, LENGTH + 1) of Markov chains with the same rule on all ranks.
 
-    After token t comes follower[t] with probability PREDICTABLE, else one drawn by Zipf's law.
+    Token t is followed by follower[t] with probability PREDICTABLE, else by a token drawn by Zipf's law.
     """
     shared, own = generator(seed, STRUCTURE), generator(seed, DATA, rank)
     follower = torch.randperm(VOCABULARY, generator=shared)
@@ -87,10 +87,10 @@ def chains(batch_size: int, *, seed: int, rank: int) -> list[Tensor]:
 
 
 def text(*, seed: int, rank: int, batch_size: int = TEXT_BATCH) -> Workload:
-    """Return the workload as this rank sees it: 0.6 million parameters, ranks draw different windows of the text.
+    """Return this rank's workload: 0.6 million parameters, and its own random windows of the text.
 
     Raises:
-        InputError: if this Python comes without its documentation.
+        InputError: this Python lacks its documentation.
     """
     written = documentation()
     train = written[: int(len(written) * (1 - HELD_OUT))]
@@ -128,7 +128,7 @@ def documentation() -> Tensor:
     """Return the bytes of Python's language reference in pydoc; it differs slightly between versions.
 
     Raises:
-        InputError: this Python comes without it.
+        InputError: this Python lacks it.
     """
     try:
         topics = importlib.import_module("pydoc_data.topics").topics

@@ -1,4 +1,4 @@
-"""A person's own workload: a function in a Python file that returns a `Workload`, or (model, loss, batches)."""
+"""A user's own workload: a function in a Python file that returns a `Workload`, or (model, loss, batches)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from commbench.errors import InputError
 ARGUMENTS = "seed, rank, world_size and batch_size"
 
 
-def workload(spec: str, given: dict[str, int | None]) -> Workload:
-    """Return the workload of ``file.py:callable``, called with the given arguments that it accepts.
+def workload(spec: str, requested: dict[str, int | None]) -> Workload:
+    """Return the workload of ``file.py:callable``, called with those of the requested arguments that it accepts.
 
     Raises:
         InputError: the file or the function is missing or fails, or it returns no valid workload.
@@ -30,24 +30,24 @@ def workload(spec: str, given: dict[str, int | None]) -> Workload:
     function = getattr(_load(Path(file)), name, None)
     if not callable(function):
         raise InputError(f"{file} has no function {name}: define it, or name another as file.py:callable.")
-    arguments = _arguments(spec, function, given)
+    arguments = _arguments(spec, function, requested)
     try:
         returned = function(**arguments)
     except InputError:
         raise
     except (Exception, SystemExit) as error:
         raise InputError(f"{spec} failed ({failure(error)}): correct it.") from error
-    workload_made = _as_workload(spec, returned, given["batch_size"])
+    workload_made = _as_workload(spec, returned, requested["batch_size"])
     check_workload(workload_made)
     return workload_made
 
 
-def accepted_arguments(function: Callable[..., Any], given: dict[str, int | None]) -> dict[str, int]:
-    """Return the given arguments that a function names, without those that are None."""
+def accepted_arguments(function: Callable[..., Any], requested: dict[str, int | None]) -> dict[str, int]:
+    """Return the requested arguments that a function accepts, without those that are None."""
     parameters = inspect.signature(function).parameters.values()
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     names = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
-    return {name: value for name, value in given.items() if value is not None and (takes_all or name in names)}
+    return {name: value for name, value in requested.items() if value is not None and (takes_all or name in names)}
 
 
 def _load(path: Path) -> ModuleType:
@@ -62,7 +62,7 @@ def _load(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise InputError(f"{path} cannot be imported: give a Python file.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up
+    sys.modules[name] = module  # dataclasses and pickle look up their module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -71,13 +71,13 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def _arguments(spec: str, function: Callable[..., Any], given: dict[str, int | None]) -> dict[str, int]:
-    """Return the arguments for a person's function; the given ones must include all that it requires."""
-    chosen = accepted_arguments(function, given)
-    if given["batch_size"] is not None and "batch_size" not in chosen:
+def _arguments(spec: str, function: Callable[..., Any], requested: dict[str, int | None]) -> dict[str, int]:
+    """Return the arguments for a user's function; raise InputError if it needs others, or lacks ``batch_size``."""
+    chosen = accepted_arguments(function, requested)
+    if requested["batch_size"] is not None and "batch_size" not in chosen:
         raise InputError(
-            f"A batch of {given['batch_size']} was asked for and {spec} takes no argument batch_size: add it, or leave"
-            " the batch to the workload."
+            f"A batch of {requested['batch_size']} was asked for and {spec} takes no argument batch_size: add it, or "
+            "leave the batch to the workload."
         )
     for parameter in inspect.signature(function).parameters.values():
         optional = parameter.default is not parameter.empty or parameter.kind in {
@@ -85,21 +85,21 @@ def _arguments(spec: str, function: Callable[..., Any], given: dict[str, int | N
             parameter.VAR_POSITIONAL,
         }
         if not optional and parameter.name not in chosen:
-            hint = "give it a default value" if parameter.name in given else f"take only {ARGUMENTS}"
+            hint = "give it a default value" if parameter.name in requested else f"take only {ARGUMENTS}"
             raise InputError(f"{spec} needs the argument {parameter.name}, which commbench does not give: {hint}.")
     return chosen
 
 
-def _as_workload(spec: str, returned: Any, batch_size: int | None) -> Workload:  # noqa: ANN401 - a person's own value
+def _as_workload(spec: str, returned: Any, batch_size: int | None) -> Workload:  # noqa: ANN401 - any type
     if isinstance(returned, Workload):
         return returned
     if not isinstance(returned, tuple) or len(returned) != 3:  # noqa: PLR2004 - model, loss, batches
-        found = (
+        description = (
             f"a tuple of {len(returned)}"
             if isinstance(returned, tuple)
             else f"a value of type {type(returned).__name__}"
         )
-        raise InputError(f"{spec} returned {found}: return a Workload or (model, loss, batches).")
+        raise InputError(f"{spec} returned {description}: return a Workload or (model, loss, batches).")
     model, loss, batches = returned
     if batch_size is None:
         batch_size = batch_length(first_batch(batches))

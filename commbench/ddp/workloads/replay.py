@@ -1,6 +1,6 @@
-"""The workload ``trace:``: a model that computes nothing, whose gradients are ready at recorded times.
+"""The workload ``trace:``: a model without computation whose gradients become ready at recorded times.
 
-torch has no types here, so its classes count as Any; numba's decorators have none either.
+torch and numba's decorators are untyped here: torch's classes count as Any.
 """
 # mypy: disallow-subclassing-any=False, disallow-untyped-decorators=False
 
@@ -29,7 +29,7 @@ _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32
 
 
 class Replay(nn.Module):
-    """The parameters of a trace; a backward pass gives each its gradient in the recorded order at the recorded time.
+    """The parameters of a trace; a backward pass yields their gradients in the recorded order at the recorded times.
 
     ``forward`` takes anything and returns the scalar 0 from which `backward` starts. Gradients are drawn once, from a
     Gaussian for each rank and tensor, and copied in every pass into memory that is reused.
@@ -44,7 +44,7 @@ class Replay(nn.Module):
         self._registered = _register(self, trace)
 
     def forward(self, _batch: Any) -> Tensor:  # noqa: ANN401 - the data is not used
-        """Take the recorded time and return the end of a chain that a backward pass runs through."""
+        """Use up the recorded time; return the end of the autograd chain that the backward pass runs through."""
         self.pace.begin()
         self.pace.enter()
         value = torch.zeros((), device=self._registered[0].device, requires_grad=True)
@@ -56,15 +56,15 @@ class Replay(nn.Module):
         return value
 
     def release(self, index: int) -> Tensor:
-        """Return a parameter's gradient once it is due; the caller may write into it."""
+        """Wait until a parameter's gradient is due and return it; the caller may write to it."""
         self.pace.enter()
         gradient = self._gradients.on(self._registered[index].device, index)
-        if self._registered[index].grad is None:  # else torch adds the new gradient to the old one
+        if self._registered[index].grad is None:  # else torch would add the new gradient to the old one
             if index not in self._handed_out:
                 self._handed_out[index] = torch.empty_like(gradient)
             gradient = self._handed_out[index].copy_(gradient)
         self.pace.until(self.trace.parameters[index].ready_ms)
-        return gradient.detach()  # a new tensor on the same memory, which torch keeps without a copy
+        return gradient.detach()  # a new tensor on the same memory: torch keeps it without a copy
 
     def _end(self) -> None:
         self.pace.enter()
@@ -72,7 +72,7 @@ class Replay(nn.Module):
 
 
 class _Gradients:
-    """Every tensor's gradient: all ranks have the same standard deviation and other values. Copies share memory."""
+    """Every tensor's gradient: ranks share the standard deviation and have different values. Copies share memory."""
 
     def __init__(self, trace: Trace, *, seed: int, rank: int) -> None:
         low, high = SCALES
@@ -122,14 +122,14 @@ class _Mark(torch.autograd.Function):
 
 
 class ReplayedOptimizer(torch.optim.SGD):
-    """Plain SGD whose step takes the recorded time; for a trace of a GPU it only waits."""
+    """Plain SGD whose step lasts the recorded time; for a trace of a GPU it sleeps."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], trace: Trace, pace: Pace) -> None:
         super().__init__(parameters, lr=1e-6)
         self._trace, self._pace = trace, pace
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update the parameters, so that differing gradients show as differing parameters."""
+        """Update the parameters: gradients that differ between ranks then cause parameters that differ."""
         self._pace.begin()
         self._pace.enter()
         value: float | None = super().step(closure) if self._trace.device == "cpu" else None
@@ -138,7 +138,7 @@ class ReplayedOptimizer(torch.optim.SGD):
 
 
 def workload(name_or_path: str, *, seed: int, rank: int, batch_size: int | None) -> Workload:
-    """Return the replay of a trace; its loss means nothing.
+    """Return the replay of a trace; its loss has no meaning.
 
     Raises:
         InputError: there is no such trace, it is invalid, or a batch other than the recorded one is requested.
@@ -165,7 +165,7 @@ def pace_for(trace: Trace) -> Pace:
 
 
 def _register(root: nn.Module, trace: Trace) -> list[nn.Parameter]:
-    """Register the trace's parameters under their names, in modules made for the prefixes of the names.
+    """Register the trace's parameters under their names, in submodules for the prefixes of the names.
 
     Raises:
         InputError: no model can have parameters of these names in this order.
@@ -228,7 +228,7 @@ def _overhead_ns() -> int:
 
 @njit(nogil=True, cache=True)
 def keep_busy(cpu_ns: int) -> None:
-    """Use ``cpu_ns`` nanoseconds of this thread's CPU time, without holding the interpreter."""
+    """Use ``cpu_ns`` nanoseconds of this thread's CPU time, without holding the GIL."""
     now = np.zeros(2, dtype=np.int64)
     _clock_gettime(CLOCK_THREAD_CPUTIME_ID, now.ctypes.data)
     end = now[0] * 1_000_000_000 + now[1] + cpu_ns
@@ -240,17 +240,17 @@ class Pace(Protocol):
     """Keeps a replayed pass to its recorded times."""
 
     def begin(self) -> None:
-        """A pass begins."""
+        """Mark the start of a pass."""
 
     def enter(self) -> None:
-        """The work before a recorded time begins; the time since the last `until` belongs to DDP."""
+        """Mark the start of the work before a recorded time; the time since the last `until` belongs to DDP."""
 
     def until(self, recorded_ms: float) -> None:
-        """Return when this time of the pass has come, in ms."""
+        """Wait until ``recorded_ms`` of the pass have elapsed."""
 
 
 class BusyPace:
-    """Spends CPU time, so that other work on the core delays the replay as it would delay the model.
+    """Uses CPU time: other work on the core then delays the replay as it would delay the model.
 
     The work of DDP and its hooks between two gradients adds to the recorded times, as in real training. ``overhead_ns``
     is the replay's own time for each gradient; it is subtracted.
@@ -280,7 +280,7 @@ class BusyPace:
 
 
 class SleepingPace:
-    """Sleeps until the recorded time: for a trace of a GPU, which leaves the core free."""
+    """Sleeps until the recorded time: for a trace of a GPU, whose model leaves the core free."""
 
     def __init__(self) -> None:
         self._begun = 0

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-#: Streams of random numbers: shared by all ranks, and each rank's own.
+#: Streams of random numbers: one that all ranks share, and one for each rank.
 STRUCTURE, DATA, GRADIENTS = range(3)
-#: Number of synthetic batches; they are made once and then repeat.
+#: Number of synthetic batches; they are made once and repeated.
 DISTINCT_BATCHES = 64
 CLASSES = 10
 
 
 def generator(*words: int) -> torch.Generator:
-    """Return a generator seeded by several numbers, such as seed, stream and rank: each combination draws its own."""
+    """Return a generator seeded by several numbers, such as seed, stream and rank."""
     state = np.random.SeedSequence([word % 2**64 for word in words]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]) >> 1)
 
@@ -46,7 +46,7 @@ class Batches:
 
 
 def cycled(batches: Sequence[Any]) -> Batches:
-    """Return these batches in a cycle; made beforehand, they cost no time in a step."""
+    """Return these batches in a cycle; they exist already, so they cost no time in a step."""
     return Batches(lambda number: batches[number % len(batches)])
 
 
@@ -55,7 +55,7 @@ def sharded(
 ) -> Batches:
     """Return the batches of one rank's share of a data set, which is shuffled in every epoch.
 
-    Every rank has the same number of whole batches in an epoch; left-over samples are not used in it.
+    Every rank has the same number of whole batches in an epoch; left-over samples are unused in that epoch.
     ``pick`` turns the indices of a batch into the batch.
     """
     per_epoch = max(1, samples // (batch_size * ranks))
@@ -76,13 +76,13 @@ def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tenso
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the cross-entropy of every token given those before it, in nats per token; ``tokens`` (batch, length)."""
+    """Return the cross-entropy of each token given all earlier ones, in nats per token; ``tokens`` (batch, length)."""
     return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation without gradients, and back."""
+    """Switch a model to evaluation without gradients inside, and back afterwards."""
     was_training = model.training
     model.eval()
     try:
@@ -93,12 +93,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def beside(model: nn.Module, data: Tensor) -> Tensor:
-    """Return the data on the model's device."""
+    """Move data to the model's device and return it."""
     return data.to(next(model.parameters()).device)
 
 
 def labelled_patterns(shape: Sequence[int], batch_size: int, *, strength: float, seed: int, rank: int) -> Batches:
-    """Return batches of (inputs, labels): each of 10 classes has a pattern, equal on all ranks, plus noise.
+    """Return batches of (inputs, labels): inputs are the pattern of one of 10 classes, equal on all ranks, plus noise.
 
     Inputs are (batch_size, *shape). The noise is Gaussian with deviation 1, the patterns with deviation ``strength``.
     """

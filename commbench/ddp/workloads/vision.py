@@ -1,7 +1,7 @@
 """Workloads on images and vectors: a perceptron, residual networks and real handwritten digits.
 
 The digits are the UCI set "Optical Recognition of Handwritten Digits" (CC BY 4.0): see data/DIGITS.txt. Residual
-networks have exactly the parameters of the published ones. torch has no types here, so its classes count as Any.
+networks have the same parameters as the published models. torch is untyped here, so its classes count as Any.
 """
 # mypy: disallow-subclassing-any=False
 
@@ -41,7 +41,7 @@ PIXEL_MAXIMUM = 16.0
 
 
 def mlp(*, seed: int, rank: int, batch_size: int = MLP_BATCH) -> Workload:
-    """Return the workload as this rank sees it: 8 layers of 1024 x 1024, 33.6 MB of gradients."""
+    """Return this rank's workload: 8 layers of 1024 x 1024, 33.6 MB of gradients."""
     with initial_weights(seed):
         model = perceptron()
     return Workload(
@@ -54,7 +54,7 @@ def mlp(*, seed: int, rank: int, batch_size: int = MLP_BATCH) -> Workload:
 
 
 def perceptron() -> nn.Sequential:
-    """Return the perceptron, with He's initial weights, so that activations keep their size through all layers."""
+    """Return the perceptron with He's initial weights, which preserve the scale of activations."""
     hidden = [layer for _ in range(MLP_LAYERS) for layer in (nn.Linear(MLP_WIDTH, MLP_WIDTH), nn.ReLU())]
     model = nn.Sequential(*hidden, nn.Linear(MLP_WIDTH, CLASSES))
     for layer in model:
@@ -68,12 +68,12 @@ def perceptron() -> nn.Sequential:
 
 
 def _resnet_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return SGD with a rate that suits batches this small."""
+    """Return SGD with a learning rate for small batches."""
     return torch.optim.SGD(parameters, lr=0.003, momentum=0.9)
 
 
 def resnet18(*, seed: int, rank: int, batch_size: int = RESNET_BATCH) -> Workload:
-    """Return the workload as this rank sees it."""
+    """Return this rank's workload."""
     with initial_weights(seed):
         model = resnet(BasicBlock, (2, 2, 2, 2), CLASSES, small_images=True)
     return Workload(
@@ -87,7 +87,7 @@ def resnet18(*, seed: int, rank: int, batch_size: int = RESNET_BATCH) -> Workloa
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around which the input is added: the block of ResNet-18 (He et al., 2015)."""
+    """Two 3x3 convolutions with a shortcut: the block of ResNet-18 (He et al., 2015)."""
 
     expansion = 1
 
@@ -106,7 +106,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions around which the input is added: ResNet-50's block, stride in the 3x3 (v1.5)."""
+    """1x1, 3x3 and 1x1 convolutions with a shortcut: ResNet-50's block, stride in the 3x3 (v1.5)."""
 
     expansion = 4
 
@@ -129,7 +129,7 @@ class Bottleneck(nn.Module):
 
 
 def projection(channels_in: int, channels_out: int, stride: int) -> nn.Module:
-    """Return the layer that brings a block's input to the shape of its output."""
+    """Return the shortcut layer that maps a block's input to the shape of its output."""
     if stride == 1 and channels_in == channels_out:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), nn.BatchNorm2d(channels_out))
@@ -140,7 +140,7 @@ def resnet(
 ) -> nn.Sequential:
     """Return a residual network with ``depths[i]`` blocks of width 64 * 2**i in stage i.
 
-    ``small_images`` has the 3x3 stem without pooling that is usual for 32x32 images, else the 7x7 one of ImageNet.
+    With ``small_images`` it has the usual 3x3 stem for 32x32 images, without pooling; else the 7x7 stem for ImageNet.
     """
     kernel, stride = (3, 1) if small_images else (7, 2)
     stages: list[nn.Module] = []
@@ -166,7 +166,7 @@ def resnet(
 
 
 def _digits_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return SGD with a rate that suits this network."""
+    """Return SGD with a learning rate for this network."""
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
@@ -186,7 +186,7 @@ def convolutional_network() -> nn.Sequential:
 
 
 def digits(*, seed: int, rank: int, world_size: int, batch_size: int = DIGITS_BATCH) -> Workload:
-    """Return the workload as this rank sees it."""
+    """Return this rank's workload."""
     images, labels = load_digits()
     train_images, train_labels = images[:TRAINING_IMAGES], labels[:TRAINING_IMAGES]
 
