@@ -532,7 +532,7 @@ def test_an_answer_that_cupy_cannot_name_is_a_row(nccl: ModuleType, algorithm: s
     """Record an error code unknown to cupy, and continue with other cases."""
     records = by_algorithm(nccl, algorithm)
     assert ["ok", "unsupported", "ok"] == [record.status for record in records]
-    assert "NCCL answers ncclRemoteError" in records[1].reason
+    assert "NCCL returned ncclRemoteError" in records[1].reason
 
 
 def test_numbers_of_channels_need_the_other_path(nccl: ModuleType) -> None:

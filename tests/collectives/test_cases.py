@@ -170,7 +170,7 @@ def test_cadences_and_buffers_are_axes() -> None:
 
 def test_isolated_operations_start_together() -> None:
     """Refuse a cadence that contradicts the synchronisation."""
-    with pytest.raises(InputError, match="by synchronisation none they do not"):
+    with pytest.raises(InputError, match="Cadence isolated synchronises the ranks"):
         Sweep(cadences=["graph", "isolated"], sync="none")
 
 
