@@ -40,8 +40,8 @@ class Command:
         self._monkeypatch.setattr(sys, "argv", ["commbench", *line.split()])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        said = self._capsys.readouterr()
-        return Outcome(int(ended.value.code or 0), said.out, said.err)
+        captured = self._capsys.readouterr()
+        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
 
     def files(self) -> dict[str, bytes]:
         """Return every file below the directory, and the directories."""

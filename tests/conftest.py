@@ -117,8 +117,8 @@ def run_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
             code = ended.code
         else:
             code = None
-        said = capsys.readouterr()
-        return Outcome(int(code or 0), said.out, said.err)
+        captured = capsys.readouterr()
+        return Outcome(int(code or 0), captured.out, captured.err)
 
     return run
 

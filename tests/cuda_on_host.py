@@ -136,8 +136,8 @@ def installed() -> Iterator[tuple[ModuleType, Launches]]:
 def find_nvrtc() -> str | None:
     """Return CUDA's compiler library, which needs no GPU, from pip's packages or the system."""
     roots = [Path(folder) for folder in sys.path]
-    found = [path for root in roots for path in sorted(root.glob("nvidia/*/lib/libnvrtc.so.[0-9]*"))]
-    return str(found[0]) if found else ctypes.util.find_library("nvrtc")
+    paths = [path for root in roots for path in sorted(root.glob("nvidia/*/lib/libnvrtc.so.[0-9]*"))]
+    return str(paths[0]) if paths else ctypes.util.find_library("nvrtc")
 
 
 def compile_for_gpu(library: str, code: str, options: Sequence[str]) -> tuple[int, str]:

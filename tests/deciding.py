@@ -43,6 +43,6 @@ def fresh(*timed: tuple[TrainingCase, float], **changes: Any) -> list[TrainingRe
 
 def decide(records: Sequence[TrainingRecord], **info: Any) -> Recommendation:
     """Return the recommendation, which there is."""
-    found = recommend(records, info)
-    assert found is not None
-    return found
+    recommendation = recommend(records, info)
+    assert recommendation is not None
+    return recommendation

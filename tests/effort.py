@@ -31,8 +31,5 @@ def cases(default: Sequence[T], more: Sequence[T]) -> tuple[T, ...]:
 
 
 def slack(rate: float, full: int) -> float:
-    """Return by how much further than in ``full`` simulations a share may lie from its bound ``rate`` in those done.
-
-    This is two standard errors of the share in the simulations done, less two in all: 0 with ``--thorough``.
-    """
+    """Return two standard errors of a share ``rate`` in the simulations run, minus two in all ``full``."""
     return 2 * math.sqrt(rate * (1 - rate)) * (1 / math.sqrt(repetitions(full)) - 1 / math.sqrt(full))

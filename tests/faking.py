@@ -86,8 +86,8 @@ class FakeRun:
             )
             communicator = FakeCommunicator(control, self.script, launch=number)
             return [
-                measure(case, communicator, session, launch=number, fixed=known)
-                for case, known in zip(cases, kept, strict=True)
+                measure(case, communicator, session, launch=number, fixed=settings)
+                for case, settings in zip(cases, kept, strict=True)
             ]
 
         first, *others = run_threads(self.ranks, work)

@@ -177,12 +177,12 @@ def write_fork_programs(directory: Path) -> None:
 
 def find_marked(mark: str) -> list[str]:
     """Return the command lines of living processes that inherited the mark."""
-    found = []
+    command_lines = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                found.append(" ".join(process.cmdline()))
-    return found
+                command_lines.append(" ".join(process.cmdline()))
+    return command_lines
 
 
 def has_ended(process: int) -> bool:

@@ -40,9 +40,9 @@ class Reader(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
         self.attributes += [(tag, name, value or "") for name, value in attrs]
-        known = dict(attrs)
-        self.ids += [str(known["id"])] if "id" in known else []
-        self.links += [str(known[name]) for name in ("href", "src", "xlink:href") if name in known]
+        attributes = dict(attrs)
+        self.ids += [str(attributes["id"])] if "id" in attributes else []
+        self.links += [str(attributes[name]) for name in ("href", "src", "xlink:href") if name in attributes]
         if tag == "table":
             self.tables.append([])
         elif tag == "tr":
@@ -83,13 +83,13 @@ def make_run(
 ) -> Run:
     """Return a run with these records and the conclusion of training ones."""
     facts = make_training_info(**info) if training else make_info(**info)
-    found = recommend(training, facts) if training else None
+    recommendation = recommend(training, facts) if training else None
     return Run(
         path=Path(path),
         info={"status": "complete", "started": "2026-11-21T11:08:59+00:00", **facts},
         records=tuple(records),
         training_records=tuple(training),
-        recommendation=found,
+        recommendation=recommendation,
     )
 
 

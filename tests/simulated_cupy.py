@@ -1,11 +1,11 @@
-"""cupy and NCCL in host memory, for ranks that are threads: what an operation means, and when events take place.
+"""cupy and NCCL simulated in host memory, for ranks that are threads: results of operations, and times of events.
 
-Each call is carried out when it is made, or where it stands in a group when the group ends: first all sends, which
-never wait, then collectives and receives. On a stream that captures it is carried out whenever the graph is launched.
-What NCCL would refuse (a size, a type, a peer) is asserted.
+A call executes at once. In a group it executes when the group ends: first sends, which never wait, then collectives and
+receives. On a capturing stream it executes at each launch of the graph. Whatever NCCL would refuse (a size, a type, a
+peer) fails an assertion.
 
-Time is virtual: a call takes the host `CALL_NS`, an operation the device `OPERATION_NS`, one after the other, and an
-event takes place when the device has come to it.
+Time is virtual: a call takes the host `CALL_NS`, an operation the device `OPERATION_NS`. Operations run
+in sequence. An event occurs when the device reaches it.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def _memory(address: int, count: int, dtype: DataType) -> Any:
 
 
 class NcclCommunicator:
-    """As cupy's of the same name, with what was asked of it: ``calls`` by name, ``streams`` by pointer.
+    """cupy's class of this name, which also records ``calls`` by name and ``streams`` by pointer.
 
-    ``addresses`` are those that operations which were carried out have read from, ``graphs`` the number that hold any.
+    ``addresses``: the addresses that executed operations read. ``graphs``: the number of graphs that hold operations.
     """
 
     def __init__(self, size: int, identity: bytes, rank: int) -> None:

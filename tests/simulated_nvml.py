@@ -11,10 +11,10 @@ class NotSupportedError(Exception):
 
 
 class SimulatedNvml:
-    """The module ``pynvml`` on a host with GPUs at ``addresses``, which are their handles.
+    """The module ``pynvml`` on a host with GPUs at ``addresses``, which are also their handles.
 
-    Each of the readings is used once, the last one for ever. ``violations_ns``: by policy; others are not counted.
-    ``energy_mJ``: by GPU; others have no counter. ``lost``: GPUs that do not answer, which may change.
+    Each reading is returned once, the last one repeatedly. ``violations_ns``: by policy; others have no counter.
+    ``energy_mJ``: by GPU; other GPUs have no counter. ``lost``: GPUs that do not answer; a test may change the list.
     """
 
     #: A bug of nvidia-ml-py: the constant is a tuple, which the function does not take.

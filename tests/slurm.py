@@ -59,12 +59,7 @@ def is_possible() -> bool:
 
 
 class Cluster:
-    """A running cluster.
-
-    Args:
-        path: its directory.
-        mark: the value of `MARK` in all its processes.
-    """
+    """A running cluster with the directory ``path``; ``mark`` is the value of `MARK` in all its processes."""
 
     def __init__(self, path: Path, mark: str) -> None:
         self.path = path
@@ -73,8 +68,8 @@ class Cluster:
     def environment(self, **variables: str) -> dict[str, str]:
         """Return the environment of Slurm's commands, without other launchers' variables."""
         foreign = ("SLURM_", "OMPI_COMM_", "PMI_", "PMIX_")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-        return {**kept, "SLURM_CONF": str(self.path / "slurm.conf"), MARK: self._mark, **variables}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        return {**inherited, "SLURM_CONF": str(self.path / "slurm.conf"), MARK: self._mark, **variables}
 
     def start(self, *command: str, **options: object) -> "subprocess.Popen[str]":
         """Start a Slurm command."""
@@ -101,8 +96,8 @@ class Cluster:
 
     def _ended(self, job: str) -> str:
         """Return Slurm's state of a finished job, else an empty text."""
-        told = self.run("scontrol", "show", "job", job).stdout
-        return told if re.search(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", told) else ""
+        output = self.run("scontrol", "show", "job", job).stdout
+        return output if re.search(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", output) else ""
 
     def log(self) -> str:
         """Return the daemons' last log lines."""
@@ -114,12 +109,12 @@ class Cluster:
 
     def tasks(self) -> list[str]:
         """Return the cluster's processes except its daemons."""
-        found = []
+        processes = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 if process.name() not in {"slurmctld", "slurmd"}:
-                    found.append(" ".join(process.cmdline()))
-        return found
+                    processes.append(" ".join(process.cmdline()))
+        return processes
 
 
 def _marked(mark: str) -> Iterator[psutil.Process]:

@@ -15,9 +15,9 @@ from commbench.engine.gpu_clocks import GpuClocks, Reading
 
 
 class Event:
-    """As ``torch.cuda.Event``: has taken place at an instant of the device's own, and is known to have when waited for.
+    """A ``torch.cuda.Event`` at the simulated device time ``cuda.now``, in ns.
 
-    ``cuda.now`` is that instant in ns. As with CUDA, nothing can be said of an event that nobody has waited for.
+    As with CUDA, its time can be read only after a wait for it.
     """
 
     def __init__(self, cuda: SimulatedCuda, *, enable_timing: bool) -> None:
@@ -47,13 +47,13 @@ class Event:
 
 
 class SimulatedCuda:
-    """As ``torch.cuda``, as far as commbench uses it.
+    """The part of ``torch.cuda`` that commbench uses.
 
     Args:
-        devices: how many GPUs there are.
-        buses: the number of the PCI bus that each is on; by default its own.
-        refusal: what CUDA says when it is started where there is none.
-        now: the instant, in ns, that the device has come to with what is queued.
+        devices: number of GPUs.
+        buses: PCI bus number of each GPU; distinct by default.
+        refusal: CUDA's error at its start.
+        now: device time, in ns, at which all queued work is done.
     """
 
     def __init__(

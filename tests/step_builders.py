@@ -106,14 +106,14 @@ def make_step_records(model: StepModel, case: TrainingCase) -> list[TrainingReco
     buckets = [
         make_bucket(
             bucket.size_bytes,
-            ready_ms=told.ready_ms,
-            start_ms=told.start_ms,
-            done_ms=told.done_ms,
+            ready_ms=timed.ready_ms,
+            start_ms=timed.start_ms,
+            done_ms=timed.done_ms,
             compress_ms=divide_ms_per_byte * bucket.size_bytes
             if case.hook == "none"
             else bucket.encode_ms + bucket.decode_ms,
         )
-        for bucket, told in zip(work, predicted.buckets, strict=True)
+        for bucket, timed in zip(work, predicted.buckets, strict=True)
     ]
     times = {
         "step_ms": [predicted.step_ms] * 3,

@@ -53,5 +53,5 @@ class Launch:
 def launches_of(run_ranks: RunRanks, ranks: int, **tasks: tuple[dict[str, TrainingCase], dict[str, Any]]) -> Any:
     """Train launches in sequence on the same ranks; return them by name."""
     words = json.dumps([task(cases, **options) for cases, options in tasks.values()])
-    found = run_ranks(ranks, "train_session.py", words)
-    return {name: Launch(list(tasks[name][0]), each) for name, each in zip(tasks, found, strict=True)}
+    results = run_ranks(ranks, "train_session.py", words)
+    return {name: Launch(list(tasks[name][0]), each) for name, each in zip(tasks, results, strict=True)}

@@ -165,10 +165,7 @@ class Played:
 def play(
     world: World, known: Sequence[AnyRecord] = (), *, most: int | None = None, stages: int | None = None
 ) -> Played:
-    """Make all launches of all stages as the conductor does, after those ``known``; ``most`` records, if given.
-
-    ``stages``: of the first stages only.
-    """
+    """Run the first ``stages`` (or all) as the conductor does, after the records ``known``, up to ``most`` records."""
     played = Played(records=list(known), requests=[])
     for stage in world.plan.stages()[:stages]:
         request = stage(tuple(played.records))

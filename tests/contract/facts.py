@@ -96,22 +96,22 @@ def names() -> tuple[str, ...]:
 def _load(kind: str) -> dict[str, dict[str, Json]]:
     """Return the recorded documents of a kind by part and file name."""
     folder = RECORDED / kind
-    found: dict[str, dict[str, Json]] = {}
+    documents: dict[str, dict[str, Json]] = {}
     if kind == "rows":
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             part = f"rows/{file.parent.relative_to(folder).as_posix()}"
-            found.setdefault(part, {})[file.name.removesuffix(".gz")] = _read(file)
+            documents.setdefault(part, {})[file.name.removesuffix(".gz")] = _read(file)
     elif kind == "help":
-        found = {f"help/{file.stem}": {file.name: file.read_text()} for file in sorted(folder.glob("*.txt"))}
+        documents = {f"help/{file.stem}": {file.name: file.read_text()} for file in sorted(folder.glob("*.txt"))}
     elif (file := RECORDED / f"{kind}.json").exists():
         document = json.loads(file.read_text())
         if kind == "api":
-            found = {"api/all": {kind: document}}
+            documents = {"api/all": {kind: document}}
         elif kind == "options":
-            found = {f"options/{words}": {kind: value} for words, value in document.items()}
+            documents = {f"options/{words}": {kind: value} for words, value in document.items()}
         else:
-            found = {f"{kind}/{one['line']}": {kind: one} for one in document}
-    return found
+            documents = {f"{kind}/{one['line']}": {kind: one} for one in document}
+    return documents
 
 
 KINDS = ("rows", "help", "options", "bad_input", "printed", "api")
@@ -164,38 +164,38 @@ def _csv(rows: Sequence[Mapping[str, str]]) -> str:
 
 def facts_of(name: str, documents: Mapping[str, Json]) -> Facts:
     """Return the facts of a part of the contract."""
-    found: Facts = {}
+    facts: Facts = {}
     for file, document in documents.items():
-        where = f"{name}/{file}" if name.startswith("rows/") else name
+        path = f"{name}/{file}" if name.startswith("rows/") else name
         if name.startswith("help/"):
-            found[f"{where}/help"] = document
+            facts[f"{path}/help"] = document
         elif name.startswith("printed/"):
-            found |= _printed_facts(where, document)
+            facts |= _printed_facts(path, document)
         else:
             if file.endswith(".csv"):
-                found[f"{where}/columns"] = _recorded_columns(document[0])
-            found |= dict(_flat(where, document))
-    return found
+                facts[f"{path}/columns"] = _recorded_columns(document[0])
+            facts |= dict(_flat(path, document))
+    return facts
 
 
-def _printed_facts(where: str, document: Mapping[str, Json]) -> Facts:
+def _printed_facts(path: str, document: Mapping[str, Json]) -> Facts:
     """Return the cells of a printed table or JSON as facts; of other texts the words, and the numbers in order."""
-    found = dict(_flat(where, {key: document[key] for key in ("exit_code", "files", "stderr")}))
+    facts = dict(_flat(path, {key: document[key] for key in ("exit_code", "files", "stderr")}))
     is_csv = "--format csv" in document["line"]
     for place, text in {"stdout": document["stdout"], **document["texts"]}.items():
-        inside = f"{where}/{place.removesuffix('.csv')}"
+        inside = f"{path}/{place.removesuffix('.csv')}"
         if text.startswith(("{", "[")):
-            found |= dict(_flat(inside.replace("stdout", "json"), json.loads(text)))
+            facts |= dict(_flat(inside.replace("stdout", "json"), json.loads(text)))
         elif is_csv or place.endswith(".csv"):
             for number, block in enumerate(re.split(r"\n\n+", text.strip())):
                 rows = list(csv.DictReader(io.StringIO(block)))
                 table = f"{inside.replace('stdout', 'csv')}/table {number}"
-                found[f"{table}/columns"] = _recorded_columns(block.partition("\n")[0].split(","))
-                found |= dict(_flat(table, rows))
+                facts[f"{table}/columns"] = _recorded_columns(block.partition("\n")[0].split(","))
+                facts |= dict(_flat(table, rows))
         else:
-            found[f"{inside}/text"] = text
-            found |= {f"{inside}/number {at}": one for at, one in enumerate(NUMBER.findall(text))}
-    return found
+            facts[f"{inside}/text"] = text
+            facts |= {f"{inside}/number {at}": one for at, one in enumerate(NUMBER.findall(text))}
+    return facts
 
 
 def _recorded_columns(columns: Iterable[str]) -> str:
@@ -203,24 +203,24 @@ def _recorded_columns(columns: Iterable[str]) -> str:
     return ",".join(column for column in columns if column not in ADDED)
 
 
-def _flat(where: str, value: Json) -> Iterator[tuple[str, Value]]:
+def _flat(path: str, value: Json) -> Iterator[tuple[str, Value]]:
     """Yield each leaf of a document with its path, and the length of each list."""
     if isinstance(value, Mapping):
         value = {key: inner for key, inner in value.items() if key not in ADDED}
-        yield f"{where}/#", len(value)
+        yield f"{path}/#", len(value)
         for key, inner in value.items():
-            yield from _flat(f"{where}/{key}", inner)
+            yield from _flat(f"{path}/{key}", inner)
     elif isinstance(value, (list, tuple)):
-        yield f"{where}/#", len(value)
+        yield f"{path}/#", len(value)
         for place, inner in enumerate(value):
-            yield from _flat(f"{where}/{place}", inner)
+            yield from _flat(f"{path}/{place}", inner)
     else:
-        yield where, value
+        yield path, value
 
 
-def is_words(where: str, value: Value) -> bool:
+def is_words(path: str, value: Value) -> bool:
     """Return whether a fact is a text, which may change."""
-    keys = where.split("/")[-2:]  # of a list of sentences, the key stands before the place
+    keys = path.split("/")[-2:]  # of a list of sentences, the key stands before the place
     return isinstance(value, (str, type(None))) and not WORDS.isdisjoint(keys)
 
 
@@ -242,29 +242,29 @@ def same(one: Value, other: Value) -> bool:
 
 def differences(before: Facts, now: Facts, changed: Mapping[str, str]) -> list[str]:
     """Return the differences from the record, except texts that ``changed`` lists, and its unused entries."""
-    found = []
-    for where in dict.fromkeys((*before, *now)):
-        old, new = before.get(where, "(absent)"), now.get(where, "(absent)")
-        if where in changed:
-            if old == changed[where]:
-                found.append(f"{where}: {CHANGED.name} lists what was recorded; the entry has no use.")
-            if new != changed[where]:
-                found.append(f"{where}: {changed[where]!r} is listed in {CHANGED.name}, and now it is {new!r}")
+    sentences = []
+    for path in dict.fromkeys((*before, *now)):
+        old, new = before.get(path, "(absent)"), now.get(path, "(absent)")
+        if path in changed:
+            if old == changed[path]:
+                sentences.append(f"{path}: {CHANGED.name} lists what was recorded; the entry has no use.")
+            if new != changed[path]:
+                sentences.append(f"{path}: {changed[path]!r} is listed in {CHANGED.name}, and now it is {new!r}")
         elif not same(old, new):
-            found.append(f"{where}: recorded was {old!r}, and now it is {new!r}")
-    return found
+            sentences.append(f"{path}: recorded was {old!r}, and now it is {new!r}")
+    return sentences
 
 
 def changed_words(before: Facts, now: Facts) -> dict[str, str]:
     """Return the texts that differ from the record."""
     return {
-        where: str(now[where])
-        for where in before.keys() & now.keys()
-        if is_words(where, before[where]) and is_words(where, now[where]) and not same(before[where], now[where])
+        path: str(now[path])
+        for path in before.keys() & now.keys()
+        if is_words(path, before[path]) and is_words(path, now[path]) and not same(before[path], now[path])
     }
 
 
 def listed() -> dict[str, str]:
     """Return the content of ``changed_words.json``."""
-    found: dict[str, str] = json.loads(CHANGED.read_text()) if CHANGED.exists() else {}
-    return found
+    content: dict[str, str] = json.loads(CHANGED.read_text()) if CHANGED.exists() else {}
+    return content

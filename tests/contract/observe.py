@@ -1,7 +1,4 @@
-"""What commbench does at present: the one module of the contract that names commbench's modules.
-
-A refactoring that moves a module adapts this file, and nothing else in ``tests/contract``.
-"""
+"""What commbench does now; of the contract only this module names commbench's modules and follows their moves."""
 
 from __future__ import annotations
 
@@ -123,7 +120,7 @@ def helps() -> dict[str, str]:
 @functools.cache
 def options() -> dict[str, Json]:
     """Return for each command its options by spelling, and its arguments by position."""
-    found = {}
+    options_by_command = {}
     for words, command in _commands(_root()):
         described: dict[str, Json] = {}
         arguments = 0
@@ -140,8 +137,8 @@ def options() -> dict[str, Json]:
                 "may_be_repeated": bool(getattr(parameter, "multiple", False)) or parameter.nargs == -1,
                 "type": _type_name(parameter),
             }
-        found["_".join(words) or "commbench"] = described
-    return found
+        options_by_command["_".join(words) or "commbench"] = described
+    return options_by_command
 
 
 def bad_input(line: str) -> dict[str, Json]:
@@ -231,16 +228,18 @@ def api(recorded: Mapping[str, Json]) -> dict[str, Json]:
     import commbench
     from commbench import hooks
 
-    found: dict[str, Json] = {}
+    parameters_by_name: dict[str, Json] = {}
     for module in (commbench, hooks):
         names = [name for name in recorded[module.__name__] if name in module.__all__]
-        found[module.__name__] = names
+        parameters_by_name[module.__name__] = names
         for name in names:
             value, path = getattr(module, name), f"{module.__name__}.{name}"
-            kept = recorded[path]
+            recorded_names = recorded[path]
             current = _parameters(value) if callable(value) else sorted(value)
-            found[path] = [entry for entry in current if entry in kept] if isinstance(kept, list) else current
-    return found
+            parameters_by_name[path] = (
+                [entry for entry in current if entry in recorded_names] if isinstance(recorded_names, list) else current
+            )
+    return parameters_by_name
 
 
 def _type_name(parameter: Any) -> str:

@@ -1,10 +1,10 @@
-"""Record what commbench does, for `test_contract.py` to hold later code against.
+"""Record what commbench does; `test_contract.py` compares later code with the record.
 
 ``python tests/contract/record.py`` records everything from scratch. It was run on commit 190edb9, before the code was
 rearranged: do not run it again to make a failing test pass.
 
 ``python tests/contract/record.py --changed`` rewrites ``changed_words.json``, the list of texts that differ from the
-record. It ends with 1 if anything differs that is no text: that is a mistake in the code.
+record. It exits with 1 if anything but a text differs, which is a mistake in the code.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ def test_nothing_has_changed_but_listed_words(name: str) -> None:
     if name.startswith("api/"):
         pytest.importorskip("torch")
     before = facts.facts_of(name, facts.recorded(name))
-    changed = {where: text for where, text in facts.listed().items() if where in before}
-    found = facts.differences(before, facts.facts_of(name, facts.observed(name)), changed)
-    assert not found, "\n".join(found[:20])
+    changed = {path: text for path, text in facts.listed().items() if path in before}
+    sentences = facts.differences(before, facts.facts_of(name, facts.observed(name)), changed)
+    assert not sentences, "\n".join(sentences[:20])
 
 
 def test_nothing_is_new_and_nothing_is_gone() -> None:
@@ -26,12 +26,12 @@ def test_nothing_is_new_and_nothing_is_gone() -> None:
 
 def test_changed_words_are_those_of_facts() -> None:
     """List only recorded texts, never a number, a name or an exit code."""
-    known = {
-        where: value
+    recorded = {
+        path: value
         for name in facts.recorded_names()
-        for where, value in facts.facts_of(name, facts.recorded(name)).items()
+        for path, value in facts.facts_of(name, facts.recorded(name)).items()
     }
-    assert [] == [where for where in facts.listed() if where not in known or not facts.is_words(where, known[where])]
+    assert [] == [path for path in facts.listed() if path not in recorded or not facts.is_words(path, recorded[path])]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""Stands for ``python``: asks the server beside it for a fork that runs the program, and ends as the program ends.
-
-Options of Python other than ``-m`` and ``-c``, and process 1 of an emulated cluster, get a Python of their own.
-"""
+"""Stands for ``python``: requests a fork for ``-m``, ``-c`` or a script and exits as it does; else runs Python."""
 
 import json
 import os

@@ -101,11 +101,7 @@ def load_native_loop() -> None:
 
 
 class Server:
-    """Forks a program for each client.
-
-    A client sends a program, then a byte for each signal that the program is to get. It receives the exit status. If
-    the client ends before its program, the program is killed.
-    """
+    """Forks a program per client, passes signals to it, returns its exit status, and kills it if the client ends."""
 
     def __init__(self, path: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX)

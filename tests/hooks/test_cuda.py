@@ -329,10 +329,7 @@ def test_constants_are_those_of_the_kernels(cuda: Cuda) -> None:
 
 @pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 def test_the_source_compiles_for_gpus(cuda: Cuda, architecture: str) -> None:
-    """Have CUDA's own compiler take the source without a warning, and keep all in registers, few enough for each GPU.
-
-    A multiprocessor has 65,536 registers for 2,048 threads (CUDA C++ Programming Guide, compute capabilities).
-    """
+    """Compile without warnings and without spilling, in the 32 registers per thread of a full multiprocessor."""
     library = cuda_on_host.find_nvrtc()
     if library is None:
         pytest.skip("needs NVRTC, which pip has for Linux alone (nvidia-cuda-nvrtc)")

@@ -27,10 +27,10 @@ def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["commbench", "export", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as ended:
             cli.main()
-        said = capsys.readouterr()
-        return int(left.value.code or 0), said.out, said.err
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
 
     return run
 
@@ -38,8 +38,8 @@ def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 def test_the_command_says_where_it_wrote(export: Command, tmp_path: Path) -> None:
     """Write metrics to a file and print its path."""
     file = tmp_path / "nightly.prom"
-    code, said, _ = export(MATRIX, "--format", "openmetrics", "--out", file)
-    assert (0, f"Written: {file}\n") == (code, said)
+    code, output, _ = export(MATRIX, "--format", "openmetrics", "--out", file)
+    assert (0, f"Written: {file}\n") == (code, output)
     assert file.exists()
 
 

@@ -26,8 +26,8 @@ class Commbench:
         self._monkeypatch.setattr(sys, "argv", ["commbench", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        said = self._capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
+        captured = self._capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
 
 
 @pytest.fixture

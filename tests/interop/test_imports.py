@@ -388,8 +388,8 @@ def test_imb_states_its_types() -> None:
     stated = {record.case.operation: record.case.dtype for record in load("imb.txt", dtype="float64").records}
     assert ("float32", "int8") == (stated["all_reduce"], stated["all_gather"])
     silent = "\n".join(line for line in text.split("\n") if "MPI_Datatype" not in line)
-    asked = {record.case.operation: record.case.dtype for record in load_text(silent, dtype="float64").records}
-    assert ("float64", "float64") == (asked["all_reduce"], asked["all_gather"])
+    types = {record.case.operation: record.case.dtype for record in load_text(silent, dtype="float64").records}
+    assert ("float64", "float64") == (types["all_reduce"], types["all_gather"])
 
 
 def test_imb_beside_outputs_that_do_not_state_their_ranks() -> None:
@@ -485,15 +485,15 @@ def test_unknown_tool() -> None:
 def test_every_cut_is_read_or_refused(name: str) -> None:
     """Return only figures of the whole file wherever it is truncated."""
     data = (DATA / name).read_bytes()
-    asked = Asked(ranks=None if name in RANKS_STATED else 8 if "param" in name else 4, operation="all_reduce")
-    whole = import_outputs([Source(name=name, data=data)], asked=asked)
-    known = {(record.case.operation, record.case.message_bytes, record.times_us[0]) for record in whole.records}
+    options = Asked(ranks=None if name in RANKS_STATED else 8 if "param" in name else 4, operation="all_reduce")
+    whole = import_outputs([Source(name=name, data=data)], asked=options)
+    figures = {(record.case.operation, record.case.message_bytes, record.times_us[0]) for record in whole.records}
     for end in range(0, len(data), 37):
         try:
-            part = import_outputs([Source(name=name, data=data[:end])], asked=asked)
+            part = import_outputs([Source(name=name, data=data[:end])], asked=options)
         except InputError:
             continue
-        assert {(r.case.operation, r.case.message_bytes, r.times_us[0]) for r in part.records} <= known
+        assert {(r.case.operation, r.case.message_bytes, r.times_us[0]) for r in part.records} <= figures
 
 
 RANKS_STATED = {"nccl_tests_all_reduce.txt", "nccl_tests_old.txt", "nccl_tests_broadcast.txt", "nccl_tests.json"}

@@ -57,10 +57,10 @@ def test_alerts_ask_for_metrics_that_there_are() -> None:
 def test_selectors_and_groupings_name_labels_that_the_metrics_have(query: str) -> None:
     """Select and group by labels of the queried metrics."""
     for name, selector in re.findall(r"(commbench_\w+)\{([^}]*)\}", query):
-        known = {"benchmark", *METRICS[name].labels, *ADDED}
-        assert set() == set(re.findall(r"(\w+)(?:=~|!=|!~|=)", selector)) - known
+        existing = {"benchmark", *METRICS[name].labels, *ADDED}
+        assert set() == set(re.findall(r"(\w+)(?:=~|!=|!~|=)", selector)) - existing
     labels = {label for name in re.findall(r"commbench_\w+", query) for label in METRICS[name].labels}
-    grouped = {label for found in re.findall(r"\bby \(([^)]*)\)", query) for label in found.split(", ")}
+    grouped = {label for used in re.findall(r"\bby \(([^)]*)\)", query) for label in used.split(", ")}
     assert set() == grouped - labels - {"benchmark", *ADDED}
 
 
@@ -118,10 +118,10 @@ def test_an_installed_commbench_has_them() -> None:
 @pytest.fixture(scope="module")
 def promtool() -> str:
     """Return Prometheus' checker; skip without it."""
-    found = shutil.which("promtool")
-    if found is None:
+    program = shutil.which("promtool")
+    if program is None:
         pytest.skip("needs promtool: Debian's package prometheus")
-    return found
+    return program
 
 
 def run_promtool(promtool: str, *arguments: str | Path) -> tuple[int, str]:
@@ -137,8 +137,8 @@ def test_prometheus_understands_the_alerts_and_every_query(promtool: str, tmp_pa
     file = tmp_path / "queries.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": recorded}]}))
     for each in (FOLDER / "alerts.yml", file):
-        code, said = run_promtool(promtool, "check", "rules", each)
-        assert 0 == code, said
+        code, output = run_promtool(promtool, "check", "rules", each)
+        assert 0 == code, output
 
 
 def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
@@ -197,5 +197,5 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
             }
         )
     )
-    code, said = run_promtool(promtool, "test", "rules", tmp_path / "test.yml")
-    assert 0 == code, said
+    code, output = run_promtool(promtool, "test", "rules", tmp_path / "test.yml")
+    assert 0 == code, output

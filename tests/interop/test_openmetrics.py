@@ -42,7 +42,7 @@ def values(samples: list[Sample], name: str) -> dict[tuple[str, ...], float]:
 
 def parse(text: str) -> list[tuple[str, dict[str, str], float]]:
     """Return name, labels and value of each sample; fail on an invalid line."""
-    found = []
+    samples = []
     for line in text.splitlines():
         if line.startswith("# "):
             assert line.split()[1] in {"HELP", "TYPE", "EOF"}
@@ -50,8 +50,8 @@ def parse(text: str) -> list[tuple[str, dict[str, str], float]]:
         match = LINE.fullmatch(line)
         assert match is not None, line
         labels = {name: re.sub(r"\\.", lambda m: UNESCAPED[m[0]], text) for name, text in LABEL.findall(match[2])}
-        found.append((match[1], labels, float(match[3])))
-    return found
+        samples.append((match[1], labels, float(match[3])))
+    return samples
 
 
 # ------------------------------------------------------------------------------------------------- what is said
@@ -111,16 +111,16 @@ def test_cases_that_differ_in_little_are_told_apart() -> None:
     records = [record for case in cases for record in make_launches(STEADY, case)]
     labels = list(values(metrics_of(make_run([*records, *clashing])), "commbench_collective_ok"))
     assert len(cases) + 2 == len(set(labels))
-    found = {variant for *_, variant in labels}
-    assert {"", "out of place", "max", "root 1", "round-time, native", "barrier, native"} <= found
-    assert any(variant.startswith("pipelined") for variant in found)
+    variants = {variant for *_, variant in labels}
+    assert {"", "out of place", "max", "root 1", "round-time, native", "barrier, native"} <= variants
+    assert any(variant.startswith("pipelined") for variant in variants)
 
 
 def test_groups_of_a_pattern_have_a_series_each() -> None:
     """Give each concurrent group its own series."""
     records = make_grouped(make_case(pattern="split:2"), {"0-1": STEADY, "2-3": STEADY})
-    found = values(metrics_of(make_run(records, world_size=4)), "commbench_collective_seconds")
-    assert ["0-1", "2-3"] == [labels[3] for labels in found]
+    seconds = values(metrics_of(make_run(records, world_size=4)), "commbench_collective_seconds")
+    assert ["0-1", "2-3"] == [labels[3] for labels in seconds]
 
 
 def test_the_slow_host_is_said_once_at_its_worst() -> None:
@@ -148,8 +148,8 @@ def test_the_recommendation_of_a_kept_run() -> None:
     (labels,) = values(samples, "commbench_recommendation_info")
     assert (stated.workload, str(stated.world_size), stated.verdict) == labels[:3]
     ends = (f"speedup{end}" for end in ("_ratio", "_ci_low_ratio", "_ci_high_ratio"))
-    found = [value for end in ends for value in values(samples, f"commbench_recommendation_{end}").values()]
-    assert [stated.speedup, *stated.speedup_ci] == found
+    recommended = [value for end in ends for value in values(samples, f"commbench_recommendation_{end}").values()]
+    assert [stated.speedup, *stated.speedup_ci] == recommended
 
 
 def test_when_the_run_began_is_a_value() -> None:
@@ -166,9 +166,9 @@ def test_when_the_run_began_is_a_value() -> None:
 def test_lines_are_well_formed_and_no_series_comes_twice(name: str) -> None:
     """Write every sample with its metric's labels, and no series twice."""
     text = render_openmetrics(metrics_of(load_run(RESULTS / name)), benchmark="nightly")
-    found = parse(text)
-    assert all(("benchmark", *METRICS[metric].labels) == tuple(labels) for metric, labels, _ in found)
-    series = Counter((metric, *labels.items()) for metric, labels, _ in found)
+    samples = parse(text)
+    assert all(("benchmark", *METRICS[metric].labels) == tuple(labels) for metric, labels, _ in samples)
+    series = Counter((metric, *labels.items()) for metric, labels, _ in samples)
     assert [] == [each for each, count in series.items() if count > 1]
     heads = re.findall(r"^# (HELP|TYPE) (\w+)", text, re.MULTILINE)
     assert all(count == 1 for count in Counter(heads).values())
@@ -179,9 +179,9 @@ def test_labels_are_escaped() -> None:
     """Escape quotes, backslashes and line feeds in labels."""
     name = 'C:\\new "model"\n} 1\ncommbench_run_complete{'
     run = make_run(training=make_training_launches([20.0] * 6, make_training_case(workload=name)))
-    found = parse(render_openmetrics(metrics_of(run), benchmark='a"b'))
-    assert {name} == {labels["workload"] for metric, labels, _ in found if metric == "commbench_training_ok"}
-    assert {'a"b'} == {labels["benchmark"] for _, labels, _ in found}
+    samples = parse(render_openmetrics(metrics_of(run), benchmark='a"b'))
+    assert {name} == {labels["workload"] for metric, labels, _ in samples if metric == "commbench_training_ok"}
+    assert {'a"b'} == {labels["benchmark"] for _, labels, _ in samples}
 
 
 def test_numbers_keep_their_digits() -> None:

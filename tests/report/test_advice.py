@@ -122,17 +122,17 @@ def test_advice_says_what_was_seen_and_what_to_try(
     host: dict[str, Any], context: dict[str, Any], seen: str, advice: str
 ) -> None:
     """Give exactly one advice for one bad condition, with its number."""
-    (found,) = advise(Conditions(host=host, **context))
-    assert seen in found.observation
-    assert advice in found.remedy
-    assert f"{found.observation}: {found.remedy}" == str(found)
+    (single,) = advise(Conditions(host=host, **context))
+    assert seen in single.observation
+    assert advice in single.remedy
+    assert f"{single.observation}: {single.remedy}" == str(single)
 
 
 def test_advice_comes_in_the_order_of_the_rules() -> None:
     """Sort advice by severity."""
     host = _good(governor="powersave", virtualised=True)
-    found = [advice.observation.split()[0] for advice in advise(Conditions(host=host, ranks=9))]
-    assert found == ["9", "this", "the"]
+    subjects = [advice.observation.split()[0] for advice in advise(Conditions(host=host, ranks=9))]
+    assert subjects == ["9", "this", "the"]
 
 
 def test_every_rule_accepts_a_host_as_collected() -> None:

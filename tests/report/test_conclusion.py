@@ -88,12 +88,16 @@ def test_paragraph_names_the_uncompressed_gain() -> None:
 
 def test_conclusion_leads_with_what_leaves_learning_as_it_is() -> None:
     """List the setting without effect on learning first, although compression is faster."""
-    found = decide([*sweep(five=15, topk=10), *fresh((FIVE, 15), (TOPK, 10))])
-    assert found.safe is not None
-    assert ("change", "5", 20 / 15) == (found.safe.verdict, found.safe.bucket_cap_mb, pytest.approx(found.safe.speedup))
+    recommendation = decide([*sweep(five=15, topk=10), *fresh((FIVE, 15), (TOPK, 10))])
+    assert recommendation.safe is not None
+    assert ("change", "5", 20 / 15) == (
+        recommendation.safe.verdict,
+        recommendation.safe.bucket_cap_mb,
+        pytest.approx(recommendation.safe.speedup),
+    )
     start = "mlp on 2 ranks: change to 5 MiB buckets, which leaves learning as it is, or change to topk:0.01 with 5 MiB"
-    assert paragraph(found).startswith(start)
-    (_, safe), (_, best) = snippets(found)
+    assert paragraph(recommendation).startswith(start)
+    (_, safe), (_, best) = snippets(recommendation)
     assert "bucket_cap_mb=5" in safe
     assert "TopK" not in safe
     assert "TopK" in best
@@ -103,11 +107,11 @@ def test_a_file_without_a_safe_setting_is_read() -> None:
     """Read a file of an earlier version without safe setting."""
     data = json.loads(json.dumps(compressed().to_json()))
     del data["safe"], data["blocks"], data["live"]
-    found = Recommendation.from_json(data)
-    assert found.safe is None
-    assert "change to topk:0.01 with 5 MiB buckets." in paragraph(found)
-    assert "Without compression nothing faster" in paragraph(found)
-    assert 1 == len(snippets(found))
+    recommendation = Recommendation.from_json(data)
+    assert recommendation.safe is None
+    assert "change to topk:0.01 with 5 MiB buckets." in paragraph(recommendation)
+    assert "Without compression nothing faster" in paragraph(recommendation)
+    assert 1 == len(snippets(recommendation))
 
 
 @pytest.mark.parametrize(
@@ -136,17 +140,17 @@ def test_a_shared_gpu_is_a_warning(backend: str, *, is_flagged: bool) -> None:
 @pytest.mark.parametrize("flags", [["throttled"], []])
 def test_a_gpu_that_was_slowed_down_in_a_fresh_launch_is_a_warning(flags: list[str]) -> None:
     """Warn of a slowed GPU in a confirmation launch."""
-    found = decide([*sweep(topk=10.0), *fresh((TOPK, 10.0), flags=flags)])
-    assert bool(flags) == ("a GPU was slowed down" in found.warnings)
+    recommendation = decide([*sweep(topk=10.0), *fresh((TOPK, 10.0), flags=flags)])
+    assert bool(flags) == ("a GPU was slowed down" in recommendation.warnings)
 
 
 def test_what_broke_in_fresh_launches_is_a_warning() -> None:
     """Name the candidate that failed in confirmation, with the reason."""
     broken = launches_of(5, confirmed(TOPK), ranks_agree=False)
-    found = decide([*sweep(five=16, topk=5), *fresh((FIVE, 16)), *broken])
-    assert ("change", "none") == (found.verdict, found.best.hook)
+    recommendation = decide([*sweep(five=16, topk=5), *fresh((FIVE, 16)), *broken])
+    assert ("change", "none") == (recommendation.verdict, recommendation.best.hook)
     expected = "topk:0.01 with 5 MiB buckets is left out because its ranks ended with different parameters"
-    assert (expected,) == found.warnings
+    assert (expected,) == recommendation.warnings
 
 
 def test_loss_that_is_no_number_is_left_out() -> None:
@@ -155,17 +159,17 @@ def test_loss_that_is_no_number_is_left_out() -> None:
         *learning(BASE, [2.0, float("nan")], step_ms=20),
         *learning(TOPK, [2.0, 1.9], step_ms=10),
     ]
-    found = decide([*sweep(topk=10), *records])
-    assert ("change", None) == (found.verdict, found.cost)
-    json.dumps(found.to_json(), allow_nan=False)
+    recommendation = decide([*sweep(topk=10), *records])
+    assert ("change", None) == (recommendation.verdict, recommendation.cost)
+    json.dumps(recommendation.to_json(), allow_nan=False)
 
 
 def test_fresh_launches_are_those_with_both() -> None:
     """Count only confirmation launches with both settings."""
     alternative = make_training_launches([15.0] * 4, confirmed(FIVE))
-    found = decide([*sweep(five=15), *fresh(), *alternative])
-    assert 4 == found.launches
-    assert "In 4 fresh launches" in found.reason
+    recommendation = decide([*sweep(five=15), *fresh(), *alternative])
+    assert 4 == recommendation.launches
+    assert "In 4 fresh launches" in recommendation.reason
 
 
 def test_few_and_bimodal_launches_are_warnings() -> None:
@@ -181,8 +185,8 @@ def test_few_and_bimodal_launches_are_warnings() -> None:
 
 def test_file_holds_the_contract() -> None:
     """Write every documented field, and read it back."""
-    found = compressed()
-    data = json.loads(json.dumps(found.to_json()))
+    recommendation = compressed()
+    data = json.loads(json.dumps(recommendation.to_json()))
     promised = {"schema", "workload", "world_size", "baseline", "best", "best_uncompressed", "speedup", "speedup_ci"}
     promised |= {"verdict", "reason", "snippet", "measured_steps", "exhaustive_steps", "safe"}
     assert promised <= data.keys()
@@ -192,21 +196,21 @@ def test_file_holds_the_contract() -> None:
     for one in (data["baseline"], data["best"], data["best_uncompressed"]):
         assert {"step_ms", *setting} <= one.keys()
     assert 2 == len(data["speedup_ci"])
-    assert found == Recommendation.from_json(data)
-    assert found == Recommendation.from_json({**data, "later": 1, "best": {**data["best"], "later": 1}})
-    assert paragraph(found) == data["paragraph"]
+    assert recommendation == Recommendation.from_json(data)
+    assert recommendation == Recommendation.from_json({**data, "later": 1, "best": {**data["best"], "later": 1}})
+    assert paragraph(recommendation) == data["paragraph"]
 
 
 def test_undecided_file_is_read_back() -> None:
     """Write and read a recommendation without speedup."""
-    found = decide(sweep(topk=10))
-    assert found == Recommendation.from_json(json.loads(json.dumps(found.to_json())))
+    recommendation = decide(sweep(topk=10))
+    assert recommendation == Recommendation.from_json(json.loads(json.dumps(recommendation.to_json())))
 
 
 def test_setting_has_what_a_user_chooses() -> None:
     """Include every field of a case except where and when it runs."""
-    left = {f.name for f in dataclasses.fields(TrainingCase)} - setting_of(BASE).keys()
-    assert {"workload", "world_size", "batch_per_rank", "backend", "phase"} == left
+    missing = {f.name for f in dataclasses.fields(TrainingCase)} - setting_of(BASE).keys()
+    assert {"workload", "world_size", "batch_per_rank", "backend", "phase"} == missing
 
 
 def test_a_foreign_recommendation_is_refused() -> None:

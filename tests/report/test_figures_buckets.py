@@ -60,11 +60,11 @@ def test_places_are_logarithmic_between_the_default_and_the_lists() -> None:
 def test_lines_join_numbers_only() -> None:
     """Draw the default and lists as separate points."""
     run = training_run_of(sweep())
-    found = lines(run)
-    axes = painted(paint_lines, list(found.values())).axes[0]
+    lines_by_name = lines(run)
+    axes = painted(paint_lines, list(lines_by_name.values())).axes[0]
 
     assert {"default": 20.0, "1": 24.0, "25": 18.0, "1+25": 19.0} == {
-        cap: point.value for cap, point in found["none"].measured.items()
+        cap: point.value for cap, point in lines_by_name["none"].measured.items()
     }
     assert [24.0, 18.0] == [y for _, y in points_of(axes, "none")]
     assert ["default", "1", "25", "1+\n25"] == [label.get_text() for label in axes.get_xticklabels()]
@@ -97,8 +97,8 @@ def test_the_default_is_ringed_where_nothing_is_shown_to_be_faster(verdict: str,
 def test_nothing_is_ringed_before_fresh_launches_have_compared(info: dict[str, Any]) -> None:
     """Ring nothing without confirmation launches or before the first look."""
     launches = info.pop("launches")
-    found = recommendation_of(BEST, verdict="inconclusive", launches=launches, speedup=None, speedup_ci=None)
-    run = training_run_of(sweep(), recommendation=found, **info)
+    lines_by_name = recommendation_of(BEST, verdict="inconclusive", launches=launches, speedup=None, speedup_ci=None)
+    run = training_run_of(sweep(), recommendation=lines_by_name, **info)
     axes = painted(paint_lines, list(lines(run).values())).axes[0]
     (drawing,) = bucket_figures([run])
 
@@ -109,8 +109,8 @@ def test_nothing_is_ringed_before_fresh_launches_have_compared(info: dict[str, A
 
 def test_one_fresh_launch_has_no_interval() -> None:
     """Mention no interval for one confirmation launch."""
-    found = recommendation_of(BEST, verdict="inconclusive", launches=1, speedup_ci=None)
-    (drawing,) = bucket_figures([training_run_of(sweep(), recommendation=found)])
+    lines_by_name = recommendation_of(BEST, verdict="inconclusive", launches=1, speedup_ci=None)
+    (drawing,) = bucket_figures([training_run_of(sweep(), recommendation=lines_by_name)])
     assert "the default for now, as one fresh launch cannot decide." in drawing.caption
 
 
@@ -139,12 +139,12 @@ def test_a_tuning_shows_its_predictions_beside_what_it_measured() -> None:
     run = training_run_of(
         training_records(records), collectives=collective_records(records), **{**world.plan.info, "world_size": 2}
     )
-    found = lines(run)
+    lines_by_name = lines(run)
     rows = {(row.hook, row.bucket_cap_mb): row.predicted_step_ms for row in predictions(run)}
 
-    assert {"none", "fp16", "topk:0.01"} == set(found)
-    assert rows["fp16", "default"] == found["fp16"].predicted["default"]
-    assert len(rows) == sum(len(line.predicted) for line in found.values())
+    assert {"none", "fp16", "topk:0.01"} == set(lines_by_name)
+    assert rows["fp16", "default"] == lines_by_name["fp16"].predicted["default"]
+    assert len(rows) == sum(len(line.predicted) for line in lines_by_name.values())
     assert "Hollow marks on dotted lines are predictions." in bucket_figures([run])[0].caption
 
 

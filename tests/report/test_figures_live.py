@@ -33,9 +33,9 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def course(run: Run) -> Course:
     """Return the drawn course of a live tuning."""
-    found = course_of(run)
-    assert found is not None
-    return found
+    drawn = course_of(run)
+    assert drawn is not None
+    return drawn
 
 
 def test_spans_follow_the_blocks(tuned: Run) -> None:
@@ -69,44 +69,44 @@ def test_the_script_s_own_setting_comes_first_whatever_it_is(tmp_path: Path) -> 
     run.conclude("steps")
     run.close()
     run.wait()
-    found = load_run(tmp_path / "mine")
-    assert ["25 MiB buckets", "default buckets"] == list(course(found).names)
-    caption = timeline_caption(course(found))
+    loaded = load_run(tmp_path / "mine")
+    assert ["25 MiB buckets", "default buckets"] == list(course(loaded).names)
+    caption = timeline_caption(course(loaded))
     assert "The script's own setting is 25 MiB buckets." in caption
     assert "It was never reached" in caption
-    assert "as the script's own setting" in bucket_figures([found])[0].caption
+    assert "as the script's own setting" in bucket_figures([loaded])[0].caption
 
 
 def test_timeline_has_a_line_for_each_setting(tuned: Run) -> None:
     """Draw one span per block, and mark the start of the confirmation."""
-    known = course(tuned)
-    above, below = painted(paint_timeline, known).axes
-    assert list(known.names) == [label.get_text() for label in above.get_yticklabels()]
-    assert len(known.spans) == sum(len(bars.get_paths()) for bars in above.collections)
-    assert [(span.begin, span.step_ms) for span in known.spans] == marked(below, "median")[::2]
+    drawn_course = course(tuned)
+    above, below = painted(paint_timeline, drawn_course).axes
+    assert list(drawn_course.names) == [label.get_text() for label in above.get_yticklabels()]
+    assert len(drawn_course.spans) == sum(len(bars.get_paths()) for bars in above.collections)
+    assert [(span.begin, span.step_ms) for span in drawn_course.spans] == marked(below, "median")[::2]
     begin = next(record.block_at[0] for record in tuned.training_records if record.case.phase == CONFIRM)
-    assert begin == known.begins_confirmation
+    assert begin == drawn_course.begins_confirmation
     assert ["confirmation"] == [text.get_text() for text in above.texts]
 
 
 def test_every_change_is_marked_below_the_loss(tuned: Run) -> None:
     """Mark every change of setting, and draw each loss."""
-    known = course(tuned)
-    (axes,) = painted(paint_loss, known).axes
-    names = ["default buckets", *(span.name for span in known.spans)]
-    changes = [span.begin for span, before in zip(known.spans, names, strict=False) if span.name != before]
+    drawn_course = course(tuned)
+    (axes,) = painted(paint_loss, drawn_course).axes
+    names = ["default buckets", *(span.name for span in drawn_course.spans)]
+    changes = [span.begin for span, before in zip(drawn_course.spans, names, strict=False) if span.name != before]
     assert changes == [x for x, _ in marked(axes, "switch")[::2]]
     assert len(tuned.losses) == len(axes.get_lines()[0].get_xdata())
-    assert f"Marks at the bottom are {len(changes)} changes of the setting" in loss_caption(known)
+    assert f"Marks at the bottom are {len(changes)} changes of the setting" in loss_caption(drawn_course)
 
 
 def test_the_last_of_several_launches_is_drawn(tmp_path: Path) -> None:
     """Draw the last launch, and name it."""
     make_live_run(tmp_path / "mine", launches=2)
-    known = course(load_run(tmp_path / "mine"))
-    assert (1, 2) == (known.launch, known.launches)
-    assert "in launch 2 of 2" in timeline_caption(known)
-    assert {1} == {loss.launch for loss in known.losses}
+    drawn_course = course(load_run(tmp_path / "mine"))
+    assert (1, 2) == (drawn_course.launch, drawn_course.launches)
+    assert "in launch 2 of 2" in timeline_caption(drawn_course)
+    assert {1} == {loss.launch for loss in drawn_course.losses}
 
 
 def test_other_runs_have_no_such_figures(tuned: Run) -> None:

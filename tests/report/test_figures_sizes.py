@@ -70,9 +70,11 @@ def test_series_are_told_apart_by_what_differs() -> None:
 def test_of_several_runs_each_series_names_its_own() -> None:
     """Name each series' run if there are several runs."""
     gather = launches_over(redop=None, in_place=None, operation="all_gather")
-    found = {family.operation: family for family in families([run_of(launches_over(), "old"), run_of(gather, "new")])}
-    assert ["old: mpi"] == [curve.name for curve in found["all_reduce"].curves]
-    assert ["new: mpi"] == [curve.name for curve in found["all_gather"].curves]
+    by_operation = {
+        family.operation: family for family in families([run_of(launches_over(), "old"), run_of(gather, "new")])
+    }
+    assert ["old: mpi"] == [curve.name for curve in by_operation["all_reduce"].curves]
+    assert ["new: mpi"] == [curve.name for curve in by_operation["all_gather"].curves]
 
 
 def test_one_run_is_not_named() -> None:

@@ -115,11 +115,11 @@ def test_what_a_change_does_to_learning_stands_with_the_advice_to_change() -> No
     fp16, five = make_training_case("fp16", phase="confirm"), make_training_case(cap="5", phase="confirm")
     base = make_training_case(phase="confirm")
     info = {"environment": {"emulated": {"hosts": 2, "rate": "1gbit"}}}
-    known, unknown, buckets = (
+    known_cost, unknown, buckets = (
         read(make_run(training=[*launches_of(20, base, losses=own), *launches_of(10, case, losses=other)], **info))
         for case, own, other in ((fp16, down, worse), (fp16, (), ()), (five, down, down))
     )
-    first = [page.text.partition("What to paste")[0] for page in (known, unknown, buckets)]
+    first = [page.text.partition("What to paste")[0] for page in (known_cost, unknown, buckets)]
     assert all("change to" in text for text in first)
     assert "after equal time 3 against" in first[0]
     assert "learnt no more than the default" in first[0]
@@ -186,9 +186,9 @@ def test_warnings_of_most_rows_are_named(flag: str) -> None:
     """Name warnings of all rows, not of a few."""
     records = make_launches(STEADY, flags=(flag,))
     others = [record for name in ("all_gather", "broadcast") for record in make_launches(STEADY, make_case(name))]
-    (warnings,) = (found for found in find_conclusion([make_run(records)]) if found.label == "Warnings")
+    (warnings,) = (conclusion for conclusion in find_conclusion([make_run(records)]) if conclusion.label == "Warnings")
     assert [f"1 of 1 row are flagged {flag}: {FLAGS[flag].description}."] == list(warnings.texts)
-    assert "Warnings" not in {found.label for found in find_conclusion([make_run([*records, *others])])}
+    assert "Warnings" not in {conclusion.label for conclusion in find_conclusion([make_run([*records, *others])])}
 
 
 def test_collectives_and_training_are_warned_about_separately() -> None:
@@ -255,9 +255,9 @@ def test_failed_wrong_and_unsupported_rows_are_shown_and_explained() -> None:
         make_record(make_case(), status="wrong", wrong=3, reason="3 elements differ"),
     ]
     page = read(make_run(records, left_out=["Gloo needs torch."]))
-    found = {tuple(line) for line in page.table_with("status", "reason", "what")[1:]}
-    assert ("failed", "1", "mpi broadcast", "rank 1 died") in found
-    assert {"unsupported", "failed", "hung", "wrong"} == {line[0] for line in found}
+    reasons = {tuple(line) for line in page.table_with("status", "reason", "what")[1:]}
+    assert ("failed", "1", "mpi broadcast", "rank 1 died") in reasons
+    assert {"unsupported", "failed", "hung", "wrong"} == {line[0] for line in reasons}
     assert "Left out: Gloo needs torch." in page.text
     cells = {cell for table in page.tables for line in table for cell in line}
     assert {"failed", "hung", "wrong", "unsupported"} <= cells

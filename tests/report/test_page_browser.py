@@ -119,22 +119,22 @@ def html(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_page_opens_without_a_word_from_the_console(screen: Screen, html: str) -> None:
     """Load the page without errors, warnings or policy violations."""
-    dom, said = screen.show(html)
-    assert "" == said
+    dom, messages = screen.show(html)
+    assert "" == messages
     assert "aria-sort" in dom.partition("</style>")[2], "the script has run"
 
 
 @pytest.mark.parametrize("width", [DESK, TELEPHONE])
 def test_page_fits_its_window(screen: Screen, html: str, on_desk: dict[str, str], width: int) -> None:
     """Show every figure, scroll tables in their boxes only, and sort by click."""
-    found = on_desk if width == DESK else screen.probe(html, width)
-    assert (str(width), "0", "") == (found["width"], found["overflow"], found["wide"])
-    assert html.count('<figure class="drawing"') == int(found["figures"]) > 0
-    up = [float(value) for value in found["up"].split(",")]
+    probed = on_desk if width == DESK else screen.probe(html, width)
+    assert (str(width), "0", "") == (probed["width"], probed["overflow"], probed["wide"])
+    assert html.count('<figure class="drawing"') == int(probed["figures"]) > 0
+    up = [float(value) for value in probed["up"].split(",")]
     assert sorted(up) == up
-    assert sorted(up, reverse=True) == [float(value) for value in found["down"].split(",")]
-    assert found["before"] == found["after"]
-    assert ("ascending", "true") == (found["sorted"], found["focus"])
+    assert sorted(up, reverse=True) == [float(value) for value in probed["down"].split(",")]
+    assert probed["before"] == probed["after"]
+    assert ("ascending", "true") == (probed["sorted"], probed["focus"])
 
 
 def test_conclusion_is_on_the_first_screen(on_desk: dict[str, str]) -> None:
@@ -145,7 +145,7 @@ def test_conclusion_is_on_the_first_screen(on_desk: dict[str, str]) -> None:
 def test_hostile_texts_do_nothing(screen: Screen) -> None:
     """Show scripts in hosts, reasons and commands as text, without dialogue or error."""
     page = render_page([make_hostile()], [], beside=False)
-    dom, said = screen.show(page)
-    assert "" == said
+    dom, messages = screen.show(page)
+    assert "" == messages
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in dom
     assert 1 == dom.count("<script")

@@ -183,8 +183,8 @@ def test_osu_sizes_are_per_rank_for_all_gather() -> None:
 def test_osu_bandwidth_is_in_millions_of_bytes(operation: str, title: str, factor: int) -> None:
     """Print MB/s with MB = 1e6 bytes."""
     text = render(summarise(measure([make_case(operation, message_bytes=MIB)])), "osu")
-    ((found, lines),) = parse_osu(text)
-    assert title == found
+    ((heading, lines),) = parse_osu(text)
+    assert title == heading
     assert [(MIB, pytest.approx(factor * MIB / 345.678, abs=0.0051))] == lines
     assert "# Size      Bandwidth (MB/s)" in text.splitlines()
 

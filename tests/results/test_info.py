@@ -69,21 +69,23 @@ def test_nothing_is_concluded_about_an_interconnect(backend: str, ranks_per_gpu:
         "suspects": straggler_findings(run).stragglers,
         "model": network_model(run).curves,
     }
-    assert dict.fromkeys(made, counts) == {name: bool(found) for name, found in made.items()}
+    assert dict.fromkeys(made, counts) == {name: bool(conclusions) for name, conclusions in made.items()}
 
 
 def test_the_first_screen_says_so_alone() -> None:
     """Show the warning first, and no bandwidth."""
-    (found,) = find_conclusion([run_on("nccl", 2)])
-    assert "Warnings" == found.label
-    assert any(DOUBT in text for text in found.texts)
+    (conclusion,) = find_conclusion([run_on("nccl", 2)])
+    assert "Warnings" == conclusion.label
+    assert any(DOUBT in text for text in conclusion.texts)
 
 
 def test_one_such_row_among_many_is_named() -> None:
     """Show the warning for a single row."""
     records = [*sweep(), *sweep(make_case("all_gather")), *make_launches(STEADY, make_case(backend="nccl"))]
     run = Run(path=Path("results/mine"), info=make_hosts(2, ranks_per_gpu=2), records=tuple(records))
-    texts = [text for found in find_conclusion([run]) if found.label == "Warnings" for text in found.texts]
+    texts = [
+        text for conclusion in find_conclusion([run]) if conclusion.label == "Warnings" for text in conclusion.texts
+    ]
     assert [f"1 of {len(run.rows)} rows are flagged shared_gpu: {DOUBT}."] == texts
 
 

@@ -27,8 +27,8 @@ def page(name: str) -> str:
 def statement_of(name: str) -> dict[str, Any]:
     """Return the command's record: run.json, or a check's own file."""
     path = RESULTS / name
-    found = [file for file in (path / "run.json", *sorted(path.glob("*.json"))) if file.exists()]
-    stated: dict[str, Any] = json.loads(found[0].read_text())
+    files = [file for file in (path / "run.json", *sorted(path.glob("*.json"))) if file.exists()]
+    stated: dict[str, Any] = json.loads(files[0].read_text())
     return stated
 
 
@@ -72,18 +72,15 @@ def test_a_kept_run_states_the_command_of_the_table(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in KEPT if (RESULTS / name / "run.json").exists()])
 def test_an_emulated_cluster_is_that_of_the_table(name: str) -> None:
-    """Find hosts, rate and slow hosts of ``lab run`` in the environment, and none where the command names none.
-
-    A check of commbench itself makes its own clusters.
-    """
+    """Record the hosts and rates of ``lab run`` in the environment, and none without it."""
     emulated = (statement_of(name).get("environment") or {}).get("emulated")
     command = TABLE[name][1]
     words = command[: command.index("--")] if "--" in command else []
-    asked = dict(zip(words[3::2], words[4::2], strict=True))
+    options = dict(zip(words[3::2], words[4::2], strict=True))
     expected: dict[str, Any] = {}
-    if asked:
-        expected = {"hosts": int(asked["--hosts"]), "rate": asked["--rate"]}
-        expected |= {"slow": dict([asked["--slow"].split("=")])} if "--slow" in asked else {}
+    if options:
+        expected = {"hosts": int(options["--hosts"]), "rate": options["--rate"]}
+        expected |= {"slow": dict([options["--slow"].split("=")])} if "--slow" in options else {}
     assert expected == (emulated or {})
 
 
@@ -128,9 +125,9 @@ def test_figures_of_the_c_loop() -> None:
 def test_figures_of_the_self_check() -> None:
     """State the false alarms of the kept check."""
     stated = statement_of("self_check_xeon2core_20261121")
-    said = f"{stated['different']} of {stated['cases']} cases called different"
-    assert said in page("docs/evidence.md")
-    assert said in page("README.md")
+    text = f"{stated['different']} of {stated['cases']} cases called different"
+    assert text in page("docs/evidence.md")
+    assert text in page("README.md")
 
 
 @pytest.mark.parametrize(
@@ -143,18 +140,18 @@ def test_figures_of_the_self_check() -> None:
 )
 def test_figures_of_recommendations(name: str, decimals: int, pages: list[str]) -> None:
     """State speedups and intervals of recommendation.json."""
-    found = kept(name).recommendation
-    assert found is not None
-    speedup, low, high = (f"{number:.{decimals}f}" for number in (found.speedup, *found.speedup_ci))
+    recommendation = kept(name).recommendation
+    assert recommendation is not None
+    speedup, low, high = (f"{number:.{decimals}f}" for number in (recommendation.speedup, *recommendation.speedup_ci))
     for each in pages:
         assert re.search(rf"{re.escape(speedup)}\D.*?\[{re.escape(low)}, {re.escape(high)}\]", page(each)), each
 
 
 def test_figures_of_accuracy_lost() -> None:
     """State top-k's loss on the digits from the paired seeds."""
-    found = kept("train_digits_100mbit").recommendation
-    assert found is not None
-    metric = found.cost.metric
+    recommendation = kept("train_digits_100mbit").recommendation
+    assert recommendation is not None
+    metric = recommendation.cost.metric
     points = [100 * number for number in (metric.difference, *metric.difference_ci)]
     middle, low, high = (f"{point + 0.0:.1f}" for point in points)
     for each in ("docs/evidence.md", "README.md"):
@@ -166,9 +163,9 @@ def test_figures_of_the_slow_host() -> None:
     worst = max(straggler_findings(kept("matrix_slow_host")).stragglers, key=lambda straggler: straggler.factor)
     assert worst.ci is not None
     low, high = (f"{bound:.2f}" for bound in worst.ci)
-    said = f"{worst.factor:.1f} times"
-    assert f"takes {said} [{low}, {high}]" in page("docs/evidence.md").replace("take ", "takes ")
-    assert f"{said} as long [{low}, {high}]" in page("README.md")
+    text = f"{worst.factor:.1f} times"
+    assert f"takes {text} [{low}, {high}]" in page("docs/evidence.md").replace("take ", "takes ")
+    assert f"{text} as long [{low}, {high}]" in page("README.md")
 
 
 def test_figures_of_links() -> None:

@@ -37,11 +37,11 @@ def measured(*command: str) -> tuple[str, float, int]:
     """Return a command's output, CPU time in seconds, and memory in bytes."""
     with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = process.stdout.read()
+        output = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     assert 0 == process.returncode
-    return said, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+    return output, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
 @pytest.mark.slow

@@ -101,14 +101,14 @@ def test_blocks_that_were_made_tell_how_long_others_take() -> None:
     """Plan the mean time of measured blocks for each further block."""
     request = make_training_request()
     once = dataclasses.replace(request, training=dataclasses.replace(TERMS, blocks=1))
-    known = [
+    records = [
         dataclasses.replace(make_trained(TRAINED[0], block_lengths=[8, 8]), measuring_s=6.0),
         dataclasses.replace(make_trained(TRAINED[1], block_lengths=[8]), measuring_s=5.0),
         dataclasses.replace(make_trained(TRAINED[1]), measuring_s=99.0, status="failed"),
     ]
-    assert [8.0, 4.0] == [plan_launch(asked, known, 1).budget.slice_s for asked in (request, once)]
+    assert [8.0, 4.0] == [plan_launch(asked, records, 1).budget.slice_s for asked in (request, once)]
     assert slice_seconds(request, []) is None
-    assert slice_seconds(make_request(CASES), known) is None
+    assert slice_seconds(make_request(CASES), records) is None
 
 
 def test_a_stage_counts_its_own_launches() -> None:
@@ -227,7 +227,7 @@ def test_the_times_of_a_launch_add_up() -> None:
 def test_launches_beyond_the_aim_are_left_out(seconds: list[tuple[int, float]], launch: int, left_out: bool) -> None:
     """Plan launches by the last one's duration, at least the minimum, and complete started ones."""
     request = dataclasses.replace(make_training_request(), aim_s=70.0, fewest_launches=2)
-    entries = [{"stage": "sweep", "launch": number, "seconds": took} for number, took in seconds]
+    entries = [{"stage": "sweep", "launch": number, "seconds": launch_s} for number, launch_s in seconds]
     others = [{"stage": "confirm", "launch": number, "seconds": 100.0} for number in range(3)]
     assert left_out == exceeds_aim(request, [*entries, *others], launch)
     assert not exceeds_aim(dataclasses.replace(request, aim_s=None), entries, launch)

@@ -77,9 +77,14 @@ GOOD = {
 
 def test_good_values_are_taken_over() -> None:
     """Convert lists to tuples and objects to dataclasses; ignore unknown fields."""
-    found = read_as(Outer, GOOD)
-    assert ((1.0, 2.0), (1, 2), (Inner(size=1),), Inner(size=2)) == (found.ends, found.sizes, found.parts, found.inner)
-    assert ([1, 2.5], {"text": "t", "later": [1]}, "b") == (found.times, found.note, found.kind)
+    checked = read_as(Outer, GOOD)
+    assert ((1.0, 2.0), (1, 2), (Inner(size=1),), Inner(size=2)) == (
+        checked.ends,
+        checked.sizes,
+        checked.parts,
+        checked.inner,
+    )
+    assert ([1, 2.5], {"text": "t", "later": [1]}, "b") == (checked.times, checked.note, checked.kind)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +145,11 @@ def test_missing_fields_are_named() -> None:
 def test_any_json_is_taken_or_refused(field: str, value: object) -> None:
     """Raise only our error for any JSON, and return values that can be written again."""
     try:
-        found = read_as(Outer, {**GOOD, field: value})
+        checked = read_as(Outer, {**GOOD, field: value})
     except InputError as error:
         text = str(error)
     else:
-        text = json.dumps(dataclasses.asdict(found))
+        text = json.dumps(dataclasses.asdict(checked))
     assert text
 
 

@@ -65,10 +65,10 @@ def test_new_run_has_its_header(tmp_path: Path) -> None:
 def test_a_run_that_is_discarded_leaves_nothing(tmp_path: Path) -> None:
     """Remove a new run without records; keep any other."""
     (tmp_path / "mine").mkdir()
-    for path, left in ((tmp_path / "deep" / "results" / "new", tmp_path / "deep"), (tmp_path / "mine", None)):
+    for path, remaining in ((tmp_path / "deep" / "results" / "new", tmp_path / "deep"), (tmp_path / "mine", None)):
         with Store.open(path, make_info()) as store:
             store.discard()
-        assert not (left or path / "run.json").exists()
+        assert not (remaining or path / "run.json").exists()
     assert [tmp_path / "mine"] == list(tmp_path.iterdir())
     for discarded in (False, True):
         with Store.open(tmp_path / "mine", make_info()) as store:

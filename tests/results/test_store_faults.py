@@ -70,11 +70,11 @@ def fill(path: Path) -> Path:
 def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
     """Keep every acknowledged record on a full disk, and continue when there is space."""
     out = small_disk / "mine"
-    kept = itertools.count()
+    launch_numbers = itertools.count()
     with Store.open(out, make_info()) as store:
 
         def append_for_ever() -> None:
-            for launch in kept:
+            for launch in launch_numbers:
                 store.append(make_record(launch=launch))
 
         with pytest.raises(LaunchError, match=r"\(No space left on device\); make room, then the same command resumes"):
@@ -82,7 +82,7 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
         with contextlib.suppress(LaunchError):
             store.update(status="partial")
             write_tables(store)
-    count = next(kept) - 1  # the last was not kept
+    count = next(launch_numbers) - 1  # the last was not kept
     assert count == len(load_run(out).records) > 0
     subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
     with Store.open(out, make_info()) as store:

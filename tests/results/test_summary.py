@@ -28,8 +28,8 @@ def flags_of(row: Row) -> set[str]:
 def test_last_record_of_a_pair_wins() -> None:
     """Replace a launch's failure by its repetition."""
     failed, other, repeated = make_record(status="hung"), make_record(launch=1), make_record()
-    found = latest([failed, other, repeated])
-    assert [other, repeated] == list(found.values())
+    latest_records = latest([failed, other, repeated])
+    assert [other, repeated] == list(latest_records.values())
 
 
 def test_time_is_median_of_launch_medians() -> None:

@@ -160,8 +160,8 @@ def test_losses_of_launches_are_not_mixed() -> None:
     """Use each launch's own steps and time."""
     down = [100.0 - step for step in range(40)]
     records = [losing(make_training_case(), down), losing(make_training_case(), down[:10], launch=1)]
-    found = equal_losses(list(trained(records).values()))
-    assert {0: (40, 62.5), 1: (10, 91.0)} == {launch: (loss.count, loss.steps) for (_, launch), loss in found.items()}
+    losses = equal_losses(list(trained(records).values()))
+    assert {0: (40, 62.5), 1: (10, 91.0)} == {launch: (loss.count, loss.steps) for (_, launch), loss in losses.items()}
 
 
 def test_workload_without_loss_has_none() -> None:

@@ -56,9 +56,9 @@ def test_there_is_no_model_without_the_default() -> None:
     world = default_world()
     records = calibrated(world)
     for missing in ("none", "local"):
-        known = [r for r in training_records(records) if r.case.hook != missing]
-        assert fit_steps(world.plan.facts, world.plan.baseline, collective_records(records), known) is None
-        assert {} == chooser(world).predict(collective_records(records), known)
+        trained = [r for r in training_records(records) if r.case.hook != missing]
+        assert fit_steps(world.plan.facts, world.plan.baseline, collective_records(records), trained) is None
+        assert {} == chooser(world).predict(collective_records(records), trained)
 
 
 def test_a_network_that_was_not_timed_is_refused() -> None:

@@ -12,22 +12,22 @@ from commbench.tuner.choice import network_cases
 
 def sizes(cases: list[Case]) -> dict[tuple[str, str | None], list[int]]:
     """Return the sizes of each operation and data type."""
-    found: dict[tuple[str, str | None], list[int]] = {}
+    sizes_by_key: dict[tuple[str, str | None], list[int]] = {}
     for case in cases:
-        found.setdefault((case.operation, case.dtype), []).append(case.message_bytes)
-    return found
+        sizes_by_key.setdefault((case.operation, case.dtype), []).append(case.message_bytes)
+    return sizes_by_key
 
 
 def test_each_hook_has_its_collectives_from_small_buckets_to_the_whole_model() -> None:
     """Time each hook's messages for buckets from a few KiB to 40 MiB, by factors of 4."""
-    found = sizes(network_cases(["fp16", "topk:0.01"], make_facts(40, 1.0), 2, "gloo"))
-    assert {("all_reduce", "float32"), ("all_reduce", "float16"), ("all_gather", "float32")} == set(found)
-    whole = found["all_reduce", "float32"]
+    sizes_by_key = sizes(network_cases(["fp16", "topk:0.01"], make_facts(40, 1.0), 2, "gloo"))
+    assert {("all_reduce", "float32"), ("all_reduce", "float16"), ("all_gather", "float32")} == set(sizes_by_key)
+    whole = sizes_by_key["all_reduce", "float32"]
     assert 40 << 20 == max(whole)
     assert min(whole) <= 4096
     assert all(3.9 <= large / small <= 4.2 for small, large in zip(sorted(whole), sorted(whole)[1:], strict=False))
-    assert len(whole) == len(found["all_reduce", "float16"])
-    assert 2 * max(found["all_reduce", "float16"]) == max(whole)
+    assert len(whole) == len(sizes_by_key["all_reduce", "float16"])
+    assert 2 * max(sizes_by_key["all_reduce", "float16"]) == max(whole)
 
 
 def test_no_hook_is_always_timed() -> None:
@@ -46,14 +46,14 @@ def test_each_type_of_parameters_is_timed() -> None:
     facts = make_facts(40, 1.0)
     halves = [dataclasses.replace(p, dtype="bfloat16", itemsize=2) for p in facts.parameters]
     mixed = dataclasses.replace(facts, parameters=(*facts.parameters[:10], *halves[10:]))
-    for asked, expected in (
+    for requested, expected in (
         (facts, {"float32": 40 << 20}),
         (dataclasses.replace(facts, parameters=tuple(halves)), {"bfloat16": 20 << 20}),
         (mixed, {"float32": 10 << 20, "bfloat16": 15 << 20}),
     ):
-        found = sizes(network_cases(["none"], asked, 2, "gloo"))
+        sizes_by_key = sizes(network_cases(["none"], requested, 2, "gloo"))
         assert {("all_reduce", dtype): largest for dtype, largest in expected.items()} == {
-            key: max(of_key) for key, of_key in found.items()
+            key: max(of_key) for key, of_key in sizes_by_key.items()
         }
 
 
@@ -61,8 +61,8 @@ def test_each_type_of_parameters_is_timed() -> None:
 @pytest.mark.parametrize("hook", ["fp16", "topk:0.01", "topk:0.00001", "powersgd:2", "randomk:0.01"])
 def test_every_curve_can_be_fitted(parameters: int, mib: float, hook: str) -> None:
     """Time at least three sizes, also for a tiny model."""
-    found = sizes(network_cases([hook], make_facts(parameters, mib), 3, "gloo"))
-    assert all(len(set(of_key)) >= LEAST_SIZES for of_key in found.values())
+    sizes_by_key = sizes(network_cases([hook], make_facts(parameters, mib), 3, "gloo"))
+    assert all(len(set(of_key)) >= LEAST_SIZES for of_key in sizes_by_key.values())
 
 
 @pytest.mark.parametrize(("backend", "carrier"), [("gloo", "gloo"), ("nccl", "torch-nccl")])

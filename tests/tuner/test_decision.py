@@ -22,8 +22,8 @@ from commbench.tuner.snippet import keep_snippet, snippet_of
 
 def test_fastest_of_both_kinds_are_confirmed() -> None:
     """Confirm the baseline, the fastest without compression, and the fastest of all."""
-    found = candidates(sweep(five=18, fp16=17, topk=12), {})
-    assert [confirmed(BASE), confirmed(FIVE), confirmed(TOPK)] == found
+    chosen = candidates(sweep(five=18, fp16=17, topk=12), {})
+    assert [confirmed(BASE), confirmed(FIVE), confirmed(TOPK)] == chosen
 
 
 def test_one_case_is_confirmed_once() -> None:
@@ -100,33 +100,44 @@ def test_nothing_to_confirm_without_a_baseline() -> None:
 
 def test_clear_gain_is_a_change() -> None:
     """Recommend a setting faster beyond the margin, with its evidence."""
-    found = decide([*sweep(five=16), *fresh((FIVE, 16))])
-    assert ("change", 6, "mlp", 2) == (found.verdict, found.launches, found.workload, found.world_size)
-    assert (1.25, (1.25, 1.25)) == (pytest.approx(found.speedup), pytest.approx(found.speedup_ci))
-    assert ("5", "none", 16) == (found.best.bucket_cap_mb, found.best.hook, pytest.approx(found.best.step_ms, rel=1e-2))
-    assert found.best == found.best_uncompressed
-    assert 20 == pytest.approx(found.baseline.step_ms, rel=1e-2)
-    assert "In 6 fresh launches 5 MiB buckets ran 1.250 times as fast as the default" in found.reason
-    assert snippet_of(FIVE) == found.snippet
+    recommendation = decide([*sweep(five=16), *fresh((FIVE, 16))])
+    assert ("change", 6, "mlp", 2) == (
+        recommendation.verdict,
+        recommendation.launches,
+        recommendation.workload,
+        recommendation.world_size,
+    )
+    assert (1.25, (1.25, 1.25)) == (pytest.approx(recommendation.speedup), pytest.approx(recommendation.speedup_ci))
+    assert ("5", "none", 16) == (
+        recommendation.best.bucket_cap_mb,
+        recommendation.best.hook,
+        pytest.approx(recommendation.best.step_ms, rel=1e-2),
+    )
+    assert recommendation.best == recommendation.best_uncompressed
+    assert 20 == pytest.approx(recommendation.baseline.step_ms, rel=1e-2)
+    assert "In 6 fresh launches 5 MiB buckets ran 1.250 times as fast as the default" in recommendation.reason
+    assert snippet_of(FIVE) == recommendation.snippet
 
 
 @pytest.mark.parametrize(("step_ms", "best"), [(20.02, "default"), (19.95, "5"), (30.0, "default")])
 def test_no_gain_keeps_the_default(step_ms: float, best: str) -> None:
     """Keep the default if the alternative is as fast or slower."""
-    found = decide([*sweep(five=19), *fresh((FIVE, step_ms))])
-    assert ("keep", best) == (found.verdict, found.best.bucket_cap_mb)
-    assert keep_snippet() == found.snippet
-    assert "no more than 2 % faster" in found.reason
-    assert [pytest.approx(20 / step_ms, rel=1e-4)] == [one.speedup for one in found.alternatives]
+    recommendation = decide([*sweep(five=19), *fresh((FIVE, step_ms))])
+    assert ("keep", best) == (recommendation.verdict, recommendation.best.bucket_cap_mb)
+    assert keep_snippet() == recommendation.snippet
+    assert "no more than 2 % faster" in recommendation.reason
+    assert [pytest.approx(20 / step_ms, rel=1e-4)] == [
+        alternative.speedup for alternative in recommendation.alternatives
+    ]
 
 
 def test_wide_interval_is_inconclusive() -> None:
     """Return inconclusive if a gain is neither shown nor excluded."""
     slow = make_training_launches([20 * factor for factor in (0.9, 0.92, 0.95, 0.99, 1.02, 1.05)], confirmed(FIVE))
-    found = decide([*sweep(five=19), *fresh(), *slow])
-    assert "inconclusive" == found.verdict
-    assert "neither shows nor excludes" in found.reason
-    assert keep_snippet() == found.snippet
+    recommendation = decide([*sweep(five=19), *fresh(), *slow])
+    assert "inconclusive" == recommendation.verdict
+    assert "neither shows nor excludes" in recommendation.reason
+    assert keep_snippet() == recommendation.snippet
 
 
 def test_margin_counts() -> None:
@@ -138,20 +149,25 @@ def test_margin_counts() -> None:
 
 def test_nothing_is_decided_without_fresh_launches() -> None:
     """Claim no speedup without confirmation."""
-    found = decide(sweep(five=16, topk=10))
-    assert ("inconclusive", None, None, 0) == (found.verdict, found.speedup, found.speedup_ci, found.launches)
-    assert ("topk", "5") == (found.best.hook, found.best_uncompressed.bucket_cap_mb)
-    assert 10 == pytest.approx(found.best.step_ms, rel=1e-2)
-    assert "not measured again" in found.reason
-    assert keep_snippet() == found.snippet
+    recommendation = decide(sweep(five=16, topk=10))
+    assert ("inconclusive", None, None, 0) == (
+        recommendation.verdict,
+        recommendation.speedup,
+        recommendation.speedup_ci,
+        recommendation.launches,
+    )
+    assert ("topk", "5") == (recommendation.best.hook, recommendation.best_uncompressed.bucket_cap_mb)
+    assert 10 == pytest.approx(recommendation.best.step_ms, rel=1e-2)
+    assert "not measured again" in recommendation.reason
+    assert keep_snippet() == recommendation.snippet
 
 
 def test_one_fresh_launch_decides_nothing() -> None:
     """Claim no speedup from one launch."""
     records = [make_training_record(confirmed(BASE)), make_training_record(confirmed(FIVE), step_ms=10)]
-    found = decide([*sweep(five=10), *records])
-    assert ("inconclusive", None) == (found.verdict, found.speedup_ci)
-    assert "1 launch only" in found.reason
+    recommendation = decide([*sweep(five=10), *records])
+    assert ("inconclusive", None) == (recommendation.verdict, recommendation.speedup_ci)
+    assert "1 launch only" in recommendation.reason
 
 
 def test_two_launches_after_a_first_look_have_an_interval() -> None:
@@ -162,10 +178,10 @@ def test_two_launches_after_a_first_look_have_an_interval() -> None:
         for launch, ratio in enumerate(ratios)
         for case, step_ms in ((BASE, 20.0), (FIVE, 20.0 / ratio))
     ]
-    found = decide([*sweep(five=19), *records], first_look=4)
-    assert ("change", 0.975, 6) == (found.verdict, found.level, found.launches)
-    assert found.reason.startswith("In 6 fresh launches ")
-    assert any("only 6 fresh launches" in warning for warning in found.warnings)
+    recommendation = decide([*sweep(five=19), *records], first_look=4)
+    assert ("change", 0.975, 6) == (recommendation.verdict, recommendation.level, recommendation.launches)
+    assert recommendation.reason.startswith("In 6 fresh launches ")
+    assert any("only 6 fresh launches" in warning for warning in recommendation.warnings)
 
 
 def test_two_alternatives_are_judged_as_seldom_wrongly_as_one() -> None:
@@ -174,7 +190,9 @@ def test_two_alternatives_are_judged_as_seldom_wrongly_as_one() -> None:
     default, same = (make_training_launches([20.0] * 6, confirmed(case)) for case in (BASE, TOPK))
     alone = [*sweep(five=18), *default, *make_training_launches(just, confirmed(FIVE))]
     one, two = decide(alone), decide([*alone, *sweep(topk=12), *same])
-    assert [("change", 0.95), ("inconclusive", 0.975)] == [(found.verdict, found.level) for found in (one, two)]
+    assert [("change", 0.95), ("inconclusive", 0.975)] == [
+        (recommendation.verdict, recommendation.level) for recommendation in (one, two)
+    ]
     assert one.speedup_ci is not None
     assert two.speedup_ci is not None
     assert two.speedup_ci[0] < one.speedup_ci[0]
@@ -200,48 +218,63 @@ def test_default_alone_decides_nothing() -> None:
     alone = decide(sweep())
     assert ("inconclusive", "default", ()) == (alone.verdict, alone.best.bucket_cap_mb, alone.alternatives)
     broken = make_training_record(confirmed(TOPK), status="hung", reason="Rank 1 stopped.")
-    found = decide([*sweep(topk=10), *fresh(), broken])
-    assert "No alternative to the default was measured well (Rank 1 stopped)." == found.reason
+    recommendation = decide([*sweep(topk=10), *fresh(), broken])
+    assert "No alternative to the default was measured well (Rank 1 stopped)." == recommendation.reason
 
 
 def test_failed_default_decides_nothing() -> None:
     """Return inconclusive if the default failed."""
     broken = make_training_record(confirmed(BASE), status="failed", reason="No memory.")
-    found = decide([*sweep(five=10), broken, *launches_of(10, confirmed(FIVE))])
-    assert ("inconclusive", None, None) == (found.verdict, found.baseline.step_ms, found.speedup)
-    assert "The default did not train, so nothing can be compared with it: No memory." == found.reason
-    assert ("", "mlp on 2 ranks: nothing can be recommended.") == (found.snippet, headline(found))
+    recommendation = decide([*sweep(five=10), broken, *launches_of(10, confirmed(FIVE))])
+    assert ("inconclusive", None, None) == (
+        recommendation.verdict,
+        recommendation.baseline.step_ms,
+        recommendation.speedup,
+    )
+    assert "The default did not train, so nothing can be compared with it: No memory." == recommendation.reason
+    assert ("", "mlp on 2 ranks: nothing can be recommended.") == (recommendation.snippet, headline(recommendation))
 
 
 def test_faster_of_two_sure_gains_is_best() -> None:
     """Name the fastest of all and the fastest without compression with separate evidence."""
-    found = decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))])
-    assert ("change", "topk", "5") == (found.verdict, found.best.hook, found.best_uncompressed.bucket_cap_mb)
-    assert (20 / 12, 20 / 18) == (pytest.approx(found.speedup), pytest.approx(found.best_uncompressed.speedup))
-    assert ["topk", "none"] == [one.hook for one in found.alternatives]
+    recommendation = decide([*sweep(five=18, topk=12), *fresh((FIVE, 18), (TOPK, 12))])
+    assert ("change", "topk", "5") == (
+        recommendation.verdict,
+        recommendation.best.hook,
+        recommendation.best_uncompressed.bucket_cap_mb,
+    )
+    assert (20 / 12, 20 / 18) == (
+        pytest.approx(recommendation.speedup),
+        pytest.approx(recommendation.best_uncompressed.speedup),
+    )
+    assert ["topk", "none"] == [alternative.hook for alternative in recommendation.alternatives]
 
 
 def test_sure_gain_beats_a_larger_uncertain_one() -> None:
     """Recommend a sure gain rather than a larger uncertain one."""
     uncertain = make_training_launches([8.0, 10.0, 12.0, 14.0, 20.0, 22.0], confirmed(TOPK))
-    found = decide([*sweep(five=16, topk=12), *fresh((FIVE, 16)), *uncertain])
-    assert ("change", "none", "5") == (found.verdict, found.best.hook, found.best.bucket_cap_mb)
+    recommendation = decide([*sweep(five=16, topk=12), *fresh((FIVE, 16)), *uncertain])
+    assert ("change", "none", "5") == (
+        recommendation.verdict,
+        recommendation.best.hook,
+        recommendation.best.bucket_cap_mb,
+    )
 
 
 def test_default_is_kept_only_against_all() -> None:
     """Stay inconclusive while one alternative may be faster."""
     uncertain = make_training_launches([19.0, 19.1, 20.0, 20.1, 20.5, 20.6], confirmed(TOPK))
-    found = decide([*sweep(five=19, topk=18), *fresh((FIVE, 20)), *uncertain])
-    assert "inconclusive" == found.verdict
-    assert "topk:0.01 with 5 MiB buckets" in found.reason
+    recommendation = decide([*sweep(five=19, topk=18), *fresh((FIVE, 20)), *uncertain])
+    assert "inconclusive" == recommendation.verdict
+    assert "topk:0.01 with 5 MiB buckets" in recommendation.reason
 
 
 def test_steps_are_counted() -> None:
     """Count all steps with DDP, and those of the full sweep without confirmation."""
     records = [*sweep(five=18, fp16=19), *fresh((FIVE, 18)), *launches_of(5, BASE.local())]
-    found = decide(records)
+    recommendation = decide(records)
     of_one = 3 * 22  # each of three launches has two further blocks of the default
-    assert ((9 + 12) * 22, 5 * of_one) == (found.measured_steps, found.exhaustive_steps)
+    assert ((9 + 12) * 22, 5 * of_one) == (recommendation.measured_steps, recommendation.exhaustive_steps)
     assert 5 * 2 * 22 == decide(records, exhaustive_launches=2).exhaustive_steps
     copies = {make_training_case(cap=cap).key: FIVE.key for cap in ("6", "7")}
     assert 7 * of_one == decide(records, same_layout=copies).exhaustive_steps
@@ -254,20 +287,20 @@ def test_steps_are_counted() -> None:
 def simulate(
     gains: Sequence[float], seed: int, *, hooks: Sequence[str] = (), own: float = 0.015, restless: float = 1.0
 ) -> Recommendation:
-    """Return what a quick run of such configurations recommends: 3 launches of a sweep, 6 fresh ones of 2 blocks.
+    """Return the recommendation of a simulated quick run: 3 launches of a sweep, 6 of 2 blocks for confirmation.
 
-    Launches differ by 4 %, configurations within a launch by ``own``, steps by 4 % and 3 % of them are disturbed; a
-    launch drifts by 6 % from beginning to end and wanders besides. ``restless`` scales all that happens in a launch.
+    Noise: 4 % between launches, ``own`` between configurations of a launch, 4 % between steps, of which 3 % are
+    disturbed, and a drift of about 6 % within a launch. ``restless`` scales the noise within a launch.
     """
     generator = np.random.default_rng(seed)
     cases = [
         make_training_case(hooks[i] if hooks else "none", cap="default" if i == 0 else str(i))
         for i in range(len(gains))
     ]
-    known = dict(zip(cases, gains, strict=True))
+    gains_by_case = dict(zip(cases, gains, strict=True))
     noise = {"own": own, "restless": restless, "generator": generator}
-    records = [record for launch in range(3) for record in _launch(known, launch, blocks=1, **noise)]
-    fresh = {chosen: known[dataclasses.replace(chosen, phase="sweep")] for chosen in candidates(records, {})}
+    records = [record for launch in range(3) for record in _launch(gains_by_case, launch, blocks=1, **noise)]
+    fresh = {chosen: gains_by_case[dataclasses.replace(chosen, phase="sweep")] for chosen in candidates(records, {})}
     records += [record for launch in range(6) for record in _launch(fresh, launch, blocks=2, **noise)]
     return decide(records)
 
@@ -315,7 +348,14 @@ def test_equals_are_shown_on_a_quiet_machine() -> None:
 def test_gain_of_a_tenth_is_found() -> None:
     """Recommend the one configuration that is 10 % faster in at least 80 % of quick runs."""
     gains = [1.1 if index == 7 else 1.0 for index in range(12)]
-    found = [simulate(gains, 1000 + seed) for seed in range(repetitions(60))]
-    right = [one for one in found if one.verdict == "change" and one.best.bucket_cap_mb == "7"]
-    assert (0.8 - slack(0.8, 60)) * len(found) <= len(right)
-    assert all(one.verdict != "change" or one.best.bucket_cap_mb == "7" for one in found)
+    recommendations = [simulate(gains, 1000 + seed) for seed in range(repetitions(60))]
+    right = [
+        recommendation
+        for recommendation in recommendations
+        if recommendation.verdict == "change" and recommendation.best.bucket_cap_mb == "7"
+    ]
+    assert (0.8 - slack(0.8, 60)) * len(recommendations) <= len(right)
+    assert all(
+        recommendation.verdict != "change" or recommendation.best.bucket_cap_mb == "7"
+        for recommendation in recommendations
+    )

@@ -112,8 +112,8 @@ def test_interval_covers() -> None:
     """Cover the true median in at least 94 % of simulated sets of 2 to 6 launches."""
     generator = np.random.default_rng(1)
     for launches in range(2, 7):
-        found = [difference_interval(generator.normal(0.2, 1, launches).tolist()) for _ in range(2000)]
-        covered = sum(one is not None and one.low <= 0.2 <= one.high for one in found)
+        intervals = [difference_interval(generator.normal(0.2, 1, launches).tolist()) for _ in range(2000)]
+        covered = sum(one is not None and one.low <= 0.2 <= one.high for one in intervals)
         assert 0.94 * 2000 < covered
 
 
@@ -140,14 +140,18 @@ def test_limit_turns_the_recommendation() -> None:
     """Recommend the fastest setting within the limit, and state why faster ones were excluded."""
     assert "topk" == recommended().best.hook
     assert "topk" == recommended(max_accuracy_loss=0.03).best.hook
-    found = recommended(max_accuracy_loss=0.01)
-    assert ("none", "5", "change") == (found.best.hook, found.best.bucket_cap_mb, found.verdict)
+    recommendation = recommended(max_accuracy_loss=0.01)
+    assert ("none", "5", "change") == (
+        recommendation.best.hook,
+        recommendation.best.bucket_cap_mb,
+        recommendation.verdict,
+    )
     assert (
         "fp16 with default buckets, for its accuracy is 0.1 lower and 0.01 is allowed",
         "topk:0.01 with 5 MiB buckets, for its accuracy may be 0.02 lower and 0.01 is allowed",
-    ) == found.too_costly
-    assert "no more than 0.01 of accuracy may be lost: fp16 with default buckets" in paragraph(found)
-    assert found == Recommendation.from_json(found.to_json())
+    ) == recommendation.too_costly
+    assert "no more than 0.01 of accuracy may be lost: fp16 with default buckets" in paragraph(recommendation)
+    assert recommendation == Recommendation.from_json(recommendation.to_json())
 
 
 def test_a_limit_that_excludes_nothing_is_reported() -> None:

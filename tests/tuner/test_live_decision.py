@@ -20,9 +20,9 @@ ROUNDS = 12
 
 def decide(records: Sequence[TrainingRecord], own: TrainingCase = OWN, **info: Any) -> Recommendation:
     """Return the recommendation for records of a live tuning."""
-    found = recommend(records, {"plan": {"live": True}, "baseline": own.key, **info})
-    assert found is not None
-    return found
+    recommendation = recommend(records, {"plan": {"live": True}, "baseline": own.key, **info})
+    assert recommendation is not None
+    return recommendation
 
 
 def fresh(
@@ -35,15 +35,15 @@ def fresh(
 
 def test_a_change_is_worded_in_blocks() -> None:
     """State blocks, launch, the script's setting, the level, and that there is one launch."""
-    found = decide([fresh(OWN, 100), fresh(FIVE, 76.5)])
-    text = paragraph(found)
-    assert "train.py on 2 ranks: change to 5 MiB buckets." == headline(found)
+    recommendation = decide([fresh(OWN, 100), fresh(FIVE, 76.5)])
+    text = paragraph(recommendation)
+    assert "train.py on 2 ranks: change to 5 MiB buckets." == headline(recommendation)
     assert "In 12 fresh blocks of 1 launch 5 MiB buckets ran 1.307 times as fast as the script's own setting" in text
     assert f"{100 * live_level_of(1):.4g} % interval" in text
     assert "the same command with the same --out adds one" in text
     assert "default" not in text
-    assert (1, ROUNDS, True) == (found.launches, found.blocks, found.is_live)
-    assert found == Recommendation.from_json(found.to_json())
+    assert (1, ROUNDS, True) == (recommendation.launches, recommendation.blocks, recommendation.is_live)
+    assert recommendation == Recommendation.from_json(recommendation.to_json())
 
 
 @pytest.mark.parametrize(
@@ -56,30 +56,30 @@ def test_a_change_is_worded_in_blocks() -> None:
 )
 def test_verdicts_name_the_script_s_own_setting(five: TrainingRecord, verdict: str, action: str) -> None:
     """Keep the script's setting, whatever DDP's default is."""
-    found = decide([fresh(OWN, 100), five])
-    assert (verdict, f"train.py on 2 ranks: {action}") == (found.verdict, headline(found))
-    assert ("keep the script as it is" in found.snippet) == (verdict != "change")
+    recommendation = decide([fresh(OWN, 100), five])
+    assert (verdict, f"train.py on 2 ranks: {action}") == (recommendation.verdict, headline(recommendation))
+    assert ("keep the script as it is" in recommendation.snippet) == (verdict != "change")
 
 
 def test_few_blocks_give_a_warning() -> None:
     """Warn that the interval of a few blocks assumes a distribution."""
-    found = decide([fresh(OWN, 100, rounds=4), fresh(FIVE, 50, rounds=4)])
-    assert "only 4 fresh blocks, so the interval assumes log-normal times" in found.warnings
+    recommendation = decide([fresh(OWN, 100, rounds=4), fresh(FIVE, 50, rounds=4)])
+    assert "only 4 fresh blocks, so the interval assumes log-normal times" in recommendation.warnings
 
 
 def test_one_block_shows_nothing() -> None:
     """Return no interval for one block."""
-    found = decide([fresh(OWN, 100, rounds=1), fresh(FIVE, 50, rounds=1)])
-    assert ("inconclusive", None) == (found.verdict, found.speedup_ci)
-    assert "was measured again in 1 block only" in found.reason
+    recommendation = decide([fresh(OWN, 100, rounds=1), fresh(FIVE, 50, rounds=1)])
+    assert ("inconclusive", None) == (recommendation.verdict, recommendation.speedup_ci)
+    assert "was measured again in 1 block only" in recommendation.reason
 
 
 def test_the_screening_alone_decides_nothing() -> None:
     """Name the fastest of the screening and what is missing."""
-    found = decide([make_blocks(OWN, [100.0] * 8), make_blocks(FIVE, [70.0] * 8)])
-    assert "inconclusive" == found.verdict
+    recommendation = decide([make_blocks(OWN, [100.0] * 8), make_blocks(FIVE, [70.0] * 8)])
+    assert "inconclusive" == recommendation.verdict
     assert "5 MiB buckets was the fastest alternative of the screening but was not measured again in fresh blocks." == (
-        found.reason
+        recommendation.reason
     )
 
 
@@ -91,11 +91,18 @@ def in_launches(launches: int) -> list[TrainingRecord]:
 
 def test_few_launches_are_judged_over_their_blocks() -> None:
     """Pool the blocks of few launches, at the level of all looks, and warn."""
-    found = decide(in_launches(3))
-    assert (3, 3 * ROUNDS, live_level_of(1, 3), "change") == (found.launches, found.blocks, found.level, found.verdict)
-    assert found.reason.startswith("In 36 fresh blocks of 3 launches 5 MiB buckets ran 1.247 times")
-    assert "only 3 launches, and launches differ: the same command with the same --out adds one" in found.warnings
-    assert not any("log-normal" in warning for warning in found.warnings)
+    recommendation = decide(in_launches(3))
+    assert (3, 3 * ROUNDS, live_level_of(1, 3), "change") == (
+        recommendation.launches,
+        recommendation.blocks,
+        recommendation.level,
+        recommendation.verdict,
+    )
+    assert recommendation.reason.startswith("In 36 fresh blocks of 3 launches 5 MiB buckets ran 1.247 times")
+    assert (
+        "only 3 launches, and launches differ: the same command with the same --out adds one" in recommendation.warnings
+    )
+    assert not any("log-normal" in warning for warning in recommendation.warnings)
 
 
 def test_launches_that_disagree_decide_nothing() -> None:
@@ -106,11 +113,16 @@ def test_launches_that_disagree_decide_nothing() -> None:
 
 def test_four_launches_are_judged_over_launches() -> None:
     """Pair four launches at the level of one look, and warn."""
-    found = decide(in_launches(4))
-    assert (4, 0, 0.95, "change") == (found.launches, found.blocks, found.level, found.verdict)
-    assert found.reason.startswith("In the fresh blocks of 4 launches 5 MiB buckets ran 1.245 times")
-    assert "only 4 launches, so the interval assumes log-normal launches" in found.warnings
-    assert "" == found.launch_advice
+    recommendation = decide(in_launches(4))
+    assert (4, 0, 0.95, "change") == (
+        recommendation.launches,
+        recommendation.blocks,
+        recommendation.level,
+        recommendation.verdict,
+    )
+    assert recommendation.reason.startswith("In the fresh blocks of 4 launches 5 MiB buckets ran 1.245 times")
+    assert "only 4 launches, so the interval assumes log-normal launches" in recommendation.warnings
+    assert "" == recommendation.launch_advice
 
 
 def test_alternatives_of_different_launches_are_each_compared_in_their_own() -> None:
@@ -118,30 +130,30 @@ def test_alternatives_of_different_launches_are_each_compared_in_their_own() -> 
     ten = with_cap("10")
     records = [*(fresh(case, ms) for case, ms in ((OWN, 100), (FIVE, 80)))]
     records += [fresh(case, ms, launch=1) for case, ms in ((OWN, 100), (ten, 90))]
-    found = decide(records)
+    recommendation = decide(records)
     assert {"5": 1.25, "10": 1 / 0.9} == {
-        choice.bucket_cap_mb: pytest.approx(choice.speedup) for choice in found.alternatives
+        choice.bucket_cap_mb: pytest.approx(choice.speedup) for choice in recommendation.alternatives
     }
-    assert (live_level_of(2), "5") == (found.level, found.best.bucket_cap_mb)
+    assert (live_level_of(2), "5") == (recommendation.level, recommendation.best.bucket_cap_mb)
 
 
 def test_what_leaves_learning_as_it_is_comes_first() -> None:
     """List the best bucket size before an allowed hook, each with its lines."""
-    found = decide([fresh(OWN, 100), fresh(FIVE, 80), fresh(FP16, 60)], framework="lightning")
-    assert headline(found).endswith(
+    recommendation = decide([fresh(OWN, 100), fresh(FIVE, 80), fresh(FP16, 60)], framework="lightning")
+    assert headline(recommendation).endswith(
         "change to 5 MiB buckets, which leaves learning as it is, or change to fp16 with default buckets, which alters "
         "learning."
     )
-    (_, safe), (_, best) = snippets(found)
+    (_, safe), (_, best) = snippets(recommendation)
     assert "DDPStrategy(bucket_cap_mb=5)" in safe
     assert "FP16().register(self.trainer.strategy.model)" in best
-    assert found.safe is not None
-    assert (1.25, "change") == (pytest.approx(found.safe.speedup), found.safe.verdict)
-    assert "all settings trained the same model in turn" in paragraph(found)
+    assert recommendation.safe is not None
+    assert (1.25, "change") == (pytest.approx(recommendation.safe.speedup), recommendation.safe.verdict)
+    assert "all settings trained the same model in turn" in paragraph(recommendation)
 
 
 def test_an_untrained_baseline_gives_no_recommendation() -> None:
     """Recommend nothing if the script's setting has no time."""
-    found = decide([fresh(FIVE, 80)])
-    assert not found.has_baseline
-    assert found.reason.startswith("The script's own setting did not train")
+    recommendation = decide([fresh(FIVE, 80)])
+    assert not recommendation.has_baseline
+    assert recommendation.reason.startswith("The script's own setting did not train")

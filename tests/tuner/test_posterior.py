@@ -50,8 +50,8 @@ def test_the_spread_of_launches_moves_from_prior_to_data() -> None:
     assert LAUNCH_SPREAD[0] == pytest.approx(launch_spread([{0: 1.0}], 0.01))
     assert 0.2 == pytest.approx(launch_spread([], 0.2))
     rng = np.random.default_rng(1)
-    seen = [dict(enumerate(rng.normal(0.0, 0.1, 20))) for _ in range(30)]
-    assert 0.1 == pytest.approx(launch_spread(seen), rel=0.1)
+    ratios_by_launch = [dict(enumerate(rng.normal(0.0, 0.1, 20))) for _ in range(30)]
+    assert 0.1 == pytest.approx(launch_spread(ratios_by_launch), rel=0.1)
 
 
 def test_nothing_measured_leaves_the_predictions() -> None:
@@ -65,18 +65,18 @@ def test_nothing_measured_leaves_the_predictions() -> None:
 @pytest.mark.parametrize("true_error", [0.05, 0.3])
 def test_the_models_error_is_found_though_settings_share_the_default(true_error: float) -> None:
     """Recover the model's error in simulations with a shared default."""
-    rng, found, inside = np.random.default_rng(3), [], []
+    rng, estimates, inside = np.random.default_rng(3), [], []
     settings, spread = 40, 0.04
     for _ in range(200):
         expected = rng.normal(-0.1, 0.1, settings)
         true = expected + true_error / math.sqrt(2) * (rng.standard_normal(settings) - rng.standard_normal())
         own = rng.standard_normal((settings, 2)) - rng.standard_normal(2)
-        seen = true[:, None] + spread / math.sqrt(2) * own
-        measured = [dict(enumerate(row)) if i < settings // 2 else {} for i, row in enumerate(seen)]
+        observed = true[:, None] + spread / math.sqrt(2) * own
+        measured = [dict(enumerate(row)) if i < settings // 2 else {} for i, row in enumerate(observed)]
         ratios, errors, error = combine(expected, measured, spread)
-        found.append(error)
+        estimates.append(error)
         inside.append(np.abs(ratios - true) < 1.96 * errors)
-    assert true_error == pytest.approx(float(np.mean(found)), rel=0.15)
+    assert true_error == pytest.approx(float(np.mean(estimates)), rel=0.15)
     assert 0.92 < float(np.mean(inside)) < 0.98
 
 

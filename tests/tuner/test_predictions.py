@@ -87,10 +87,10 @@ def test_errors_come_from_held_out_settings_only() -> None:
         row("again", 0.9, 1.0, 1.0, hook="none", bucket_cap_mb="default"),
         row("not_measured", None, 1.0, None),
     ]
-    found = held_out_accuracy(rows)
-    assert found is not None
-    assert (3, 0.2, 0.3) == (found.settings, found.step_error, found.worst_step_error)
-    assert 0.1 == pytest.approx(found.speedup_error)
+    accuracy = held_out_accuracy(rows)
+    assert accuracy is not None
+    assert (3, 0.2, 0.3) == (accuracy.settings, accuracy.step_error, accuracy.worst_step_error)
+    assert 0.1 == pytest.approx(accuracy.speedup_error)
     assert held_out_accuracy(rows[:1]) is None
 
 
@@ -140,11 +140,11 @@ def test_the_table_is_short() -> None:
 
 def test_the_cost_is_a_share_of_the_full_sweep() -> None:
     """Print both numbers of steps."""
-    found = recommendation_of({})
-    text = render_cost(dataclasses.replace(found, measured_steps=180, exhaustive_steps=960)).plain
+    recommendation = recommendation_of({})
+    text = render_cost(dataclasses.replace(recommendation, measured_steps=180, exhaustive_steps=960)).plain
     assert "Measured 180 steps, 19 % of the 960 that a full sweep of these settings takes." == text
     launches = [{"stage": stage, "seconds": seconds} for stage, seconds in (("network", 4.0), ("confirm", 5.0))]
-    short = dataclasses.replace(found, measured_steps=5, exhaustive_steps=0)
+    short = dataclasses.replace(recommendation, measured_steps=5, exhaustive_steps=0)
     took = render_cost(short, launches).plain
     assert "Measured 5 steps, in 9 s, 4 s of it for the network." == took
     assert "Measured 5 steps." == render_cost(short).plain

@@ -18,16 +18,16 @@ from commbench.tuner.predictions import PredictionRow, prediction_rows, with_sea
 def conclude(world: World, records: list[AnyRecord]) -> Recommendation:
     """Return the recommendation of a tuning with these records."""
     info, trainings = {"run_id": "r", **world.plan.info}, training_records(records)
-    found = recommend(trainings, info)
-    assert found is not None
-    return with_search(found, collective_records(records), trainings, info)
+    recommendation = recommend(trainings, info)
+    assert recommendation is not None
+    return with_search(recommendation, collective_records(records), trainings, info)
 
 
 def test_counts_match_the_run() -> None:
     """Count settings confirmed, measured in rounds, and predicted."""
     world, records = default_world(), default_play().records
-    found = conclude(world, records)
-    assert found.search is not None
+    recommendation = conclude(world, records)
+    assert recommendation.search is not None
     measured = {
         phase: {
             (r.case.hook, r.case.bucket_cap_mb)
@@ -37,25 +37,25 @@ def test_counts_match_the_run() -> None:
         - {("none", "default")}
         for phase in (CONFIRM, SWEEP)
     }
-    assert len(world.plan.candidates) - 1 == found.search.settings
-    assert len(measured[CONFIRM]) == found.search.afresh
-    assert len(measured[SWEEP] - measured[CONFIRM]) == found.search.in_rounds > 0
-    counts = found.search
+    assert len(world.plan.candidates) - 1 == recommendation.search.settings
+    assert len(measured[CONFIRM]) == recommendation.search.afresh
+    assert len(measured[SWEEP] - measured[CONFIRM]) == recommendation.search.in_rounds > 0
+    counts = recommendation.search
     assert counts.settings == counts.afresh + counts.in_rounds + counts.predicted
-    assert found.search.sentence in paragraph(found)
-    assert f"{100 * (counts.speedup_error or 0):.1f} %" in found.search.sentence
-    assert found == Recommendation.from_json(json.loads(json.dumps(found.to_json())))
+    assert recommendation.search.sentence in paragraph(recommendation)
+    assert f"{100 * (counts.speedup_error or 0):.1f} %" in recommendation.search.sentence
+    assert recommendation == Recommendation.from_json(json.loads(json.dumps(recommendation.to_json())))
 
 
 def test_a_round_without_the_default_leaves_a_readable_recommendation() -> None:
     """State no unknown error of speedups."""
     world = default_world()
     records = [r for r in play(world, stages=3).records if r.case != world.plan.baseline]
-    found = conclude(world, records)
-    assert found.search is not None
-    assert (None, True) == (found.search.speedup_error, found.search.held_out > 0)
-    assert "(of unknown error)" in found.search.sentence
-    assert found == Recommendation.from_json(json.loads(json.dumps(found.to_json())))
+    recommendation = conclude(world, records)
+    assert recommendation.search is not None
+    assert (None, True) == (recommendation.search.speedup_error, recommendation.search.held_out > 0)
+    assert "(of unknown error)" in recommendation.search.sentence
+    assert recommendation == Recommendation.from_json(json.loads(json.dumps(recommendation.to_json())))
     rows = prediction_rows(collective_records(records), training_records(records), world.plan.info)
     title = prediction_title(rows)
     assert "step ±" in title
@@ -65,18 +65,18 @@ def test_a_round_without_the_default_leaves_a_readable_recommendation() -> None:
 def test_a_sweep_was_not_searched() -> None:
     """Leave the recommendation of a sweep unchanged."""
     world, trainings = default_world(), training_records(default_play().records)
-    found = recommend(trainings, world.plan.info)
-    assert found is not None
-    assert found is with_search(found, [], trainings, {})
+    recommendation = recommend(trainings, world.plan.info)
+    assert recommendation is not None
+    assert recommendation is with_search(recommendation, [], trainings, {})
 
 
 def test_no_warning_where_communication_does_not_matter() -> None:
     """Give no warning if even perfect overlap would gain nothing."""
     world = World(plan=make_plan(make_facts(4, 0.05)), link=Link(latency_us=10.0, gbit=100.0))
-    found = conclude(world, play(world).records)
-    assert found.search is not None
-    assert found.search.predicted
-    assert not [warning for warning in found.warnings if "predicted" in warning]
+    recommendation = conclude(world, play(world).records)
+    assert recommendation.search is not None
+    assert recommendation.search.predicted
+    assert not [warning for warning in recommendation.warnings if "predicted" in warning]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_a_predicted_setting_within_the_error_gives_a_warning(
         return [dataclasses.replace(r, **changes) if r.used == "not_measured" else r for r in rows]
 
     monkeypatch.setattr(searched, "prediction_rows", moved)
-    found = conclude(world, records)
-    assert found.search is not None
-    assert (found.search.speedup_error or 0) > 0.022
-    assert is_raised == any("only predicted" in warning for warning in found.warnings)
+    recommendation = conclude(world, records)
+    assert recommendation.search is not None
+    assert (recommendation.search.speedup_error or 0) > 0.022
+    assert is_raised == any("only predicted" in warning for warning in recommendation.warnings)

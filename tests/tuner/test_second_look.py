@@ -35,9 +35,9 @@ def launches_of(ratios: Sequence[float]) -> list[TrainingRecord]:
 
 def decide(ratios: Sequence[float], first: int) -> Recommendation:
     """Return the decision of launches with a first look after some of them."""
-    found = recommend(launches_of(ratios), make_training_info(first_look=first))
-    assert found is not None
-    return found
+    recommendation = recommend(launches_of(ratios), make_training_info(first_look=first))
+    assert recommendation is not None
+    return recommendation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +59,13 @@ def simulate(gain: float, first: int, *, spread: float = 0.02, seed: int = 5) ->
     runs = repetitions(RUNS)
     for _ in range(runs):
         ratios = (gain * np.exp(spread * generator.standard_normal(2 * first))).tolist()
-        found = decide(ratios[:first], first)
-        if found.verdict == "inconclusive":
+        recommendation = decide(ratios[:first], first)
+        if recommendation.verdict == "inconclusive":
             second += 1
-            found = decide(ratios, first)
-        (alternative,) = found.alternatives
+            recommendation = decide(ratios, first)
+        (alternative,) = recommendation.alternatives
         assert alternative.speedup_ci is not None
-        changes += found.verdict == "change"
+        changes += recommendation.verdict == "change"
         misses += not alternative.speedup_ci[0] <= gain <= alternative.speedup_ci[1]
     return Outcome(changes=changes / runs, misses=misses / runs, second=second / runs)
 

@@ -97,16 +97,16 @@ def test_a_stage_may_go_on_where_another_has_left_off(tmp_path: Path) -> None:
 
 def test_the_run_goes_on_until_the_last_stage_is_done(tmp_path: Path) -> None:
     """Keep the run running while a stage is left, and resume in it."""
-    seen: list[str] = []
+    statuses: list[str] = []
 
     def look(records: Sequence[AnyRecord]) -> RunRequest | None:
-        seen.append(json.loads((tmp_path / "run.json").read_text())["status"])
+        statuses.append(json.loads((tmp_path / "run.json").read_text())["status"])
         return confirm(records)
 
     broken = ALL + "\nif plan.cases[0].case.phase == 'confirm': sys.exit(1)"
     broken = broken.replace("session()", "if plan.cases[0].case.phase == 'confirm': sys.exit('no slots')\nsession()")
     code, info, _ = run(tmp_path, broken, [*single_stage(sweep()), look])
-    assert (3, "partial", ["running"]) == (code, info["status"], seen)
+    assert (3, "partial", ["running"]) == (code, info["status"], statuses)
     launcher = ScriptLauncher(ALL)
     code, info, _ = run(tmp_path, launcher)
     assert (0, "complete", 1) == (code, info["status"], launcher.started)
@@ -235,8 +235,10 @@ def test_a_stage_makes_its_fewest_launches_beyond_its_share_of_the_time(tmp_path
     code, info, _ = run(tmp_path, script, [*single_stage(sweep()), more])
     assert ((0, "cut") if fewest else (3, "partial")) == (code, info["status"])
     assert fewest == len([entry for entry in info["launches"] if entry["stage"] == "confirm"])
-    said = f"the time limit of 0.1 s for all up to the confirm, of 60 s in all, was reached after {fewest} of 2 confirm"
-    assert info["reason"].startswith(said)
+    warning = (
+        f"the time limit of 0.1 s for all up to the confirm, of 60 s in all, was reached after {fewest} of 2 confirm"
+    )
+    assert info["reason"].startswith(warning)
 
 
 def test_no_launch_starts_with_blocks_beyond_the_limit(tmp_path: Path) -> None:

@@ -111,8 +111,12 @@ def test_run_json_lists_cases_with_the_same_layout() -> None:
     layouts = make_plan(CAPS).info["layouts"]
     assert isinstance(layouts, dict)
     sizes = {key: [size // MIB for size in layout] for key, layout in layouts.items()}
-    found = {(c.hook, c.bucket_cap_mb): sizes[c.key] for c in make_plan(CAPS).measured if c.uses_ddp}
-    assert ([1, 9], [5, 5], [10]) == (found["none", "default"], found["fp16", "5"], found["none", "25"])
+    sizes_by_setting = {(c.hook, c.bucket_cap_mb): sizes[c.key] for c in make_plan(CAPS).measured if c.uses_ddp}
+    assert ([1, 9], [5, 5], [10]) == (
+        sizes_by_setting["none", "default"],
+        sizes_by_setting["fp16", "5"],
+        sizes_by_setting["none", "25"],
+    )
 
 
 def test_the_sweep_trains_everything_in_the_launches_of_the_budget() -> None:

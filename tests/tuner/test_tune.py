@@ -84,10 +84,10 @@ def test_everything_is_written_and_the_same_command_has_nothing_left_to_do(tmp_p
     steps = 6 * (4 + 3 * len(rounds))
     assert (steps, (4 + 2) * 3 * 6) == (recommended["measured_steps"], recommended["exhaustive_steps"])
     assert "inconclusive" == recommended["verdict"]  # one launch decides nothing
-    said = " ".join(done.stdout.split())
+    output = " ".join(done.stdout.split())
     share = f"{100 * steps / 108:.0f} % of the 108 that a full sweep of these settings takes"
-    assert f"Measured {steps} steps, {share}" in said
-    assert "39 % of the steps of a full sweep" in said
+    assert f"Measured {steps} steps, {share}" in output
+    assert "39 % of the steps of a full sweep" in output
     assert "Predicted from the calibration" in done.stdout
     assert "Nothing has been trained" not in done.stdout
     run = load_run(out)
@@ -131,19 +131,19 @@ def test_torchrun_makes_a_launch_at_a_time(tmp_path: Path) -> None:
     """Print the next launch after each torchrun, and end when nothing is left."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     command = [*torchrun, "commbench", "tune", *FEW]
-    made, said = [], []
+    made, messages = [], []
     for _ in range(4):
         done = start(command, tmp_path)
         assert 0 == done.returncode, done.stdout + done.stderr
         made.append(stages_of(tmp_path / "r"))
-        said.append(done.stderr)
+        messages.append(done.stderr)
     rounds = rounds_of(tmp_path / "r")
     assert [("network", 0), ("calibrate", 0)] == made[0]
     assert [*made[0], ("network", 1), *rounds, ("confirm", 0)] == made[3]
     last = 1 + len(rounds)
     assert made[last] == made[3] != made[last - 1]
-    assert "Not finished: stage network has got 1 of its 2 launches" in said[0]
-    assert ["Not finished" in text for text in said] == [number < last for number in range(4)]
+    assert "Not finished: stage network has got 1 of its 2 launches" in messages[0]
+    assert ["Not finished" in text for text in messages] == [number < last for number in range(4)]
     assert "complete" == info_of(tmp_path / "r")["status"]
 
 

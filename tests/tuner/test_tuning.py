@@ -40,9 +40,9 @@ def names(cases: Sequence[object]) -> list[tuple[str, str]]:
 
 def conclude(world: World, records: Sequence[AnyRecord]) -> Recommendation:
     """Return the conclusion of a simulated run."""
-    found = recommend(training_records(records), world.plan.info)
-    assert found is not None
-    return found
+    recommendation = recommend(training_records(records), world.plan.info)
+    assert recommendation is not None
+    return recommendation
 
 
 def chosen(world: World, records: Sequence[AnyRecord]) -> TrainingCase:
@@ -103,10 +103,10 @@ def test_the_choice_is_nearly_the_best_at_a_quarter_of_the_steps(budget: str, gb
     """Choose within 2 % or noise of the true best, within the cost limit."""
     world = World(plan=make_plan(budget=budget), link=Link(gbit=gbit))
     played = play(world)
-    found = conclude(world, played.records)
+    recommendation = conclude(world, played.records)
     assert world.regret(chosen(world, played.records)) <= 0.03
-    assert BLOCK_STEPS * (36 + 2) * TUNING_BUDGETS[budget].training.launches == found.exhaustive_steps
-    assert found.measured_steps <= found.exhaustive_steps / 4
+    assert BLOCK_STEPS * (36 + 2) * TUNING_BUDGETS[budget].training.launches == recommendation.exhaustive_steps
+    assert recommendation.measured_steps <= recommendation.exhaustive_steps / 4
 
 
 @pytest.mark.parametrize(
@@ -117,17 +117,17 @@ def test_one_disturbed_block_does_not_cost_the_best_hook_its_place(budget: str) 
     world = World(plan=make_plan(budget=budget), link=Link(gbit=1.0), disturbed="topk:0.01")
     played = play(world)
     assert "topk:0.01" in {hook for hook, _ in names(played.requests[2].cases)}
-    assert ("change", "topk") == ((found := conclude(world, played.records)).verdict, found.best.hook)
+    assert ("change", "topk") == ((recommendation := conclude(world, played.records)).verdict, recommendation.best.hook)
 
 
 def test_a_gain_that_matters_is_found() -> None:
     """Change to top-k over a slow link."""
     world = default_world()
-    found = conclude(world, default_play().records)
-    assert ("change", "topk") == (found.verdict, found.best.hook)
-    assert found.speedup is not None
+    recommendation = conclude(world, default_play().records)
+    assert ("change", "topk") == (recommendation.verdict, recommendation.best.hook)
+    assert recommendation.speedup is not None
     true = world.true_ms(world.plan.baseline) / min(world.true_ms(case) for case in world.plan.candidates)
-    assert true == pytest.approx(found.speedup, rel=0.05)
+    assert true == pytest.approx(recommendation.speedup, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_beside_a_compressed_winner_stands_the_best_without(changes: dict[str, A
     (request, *_) = [r for r in played.requests if r.name == "confirm"]
     assert ["none", "topk:0.01", "none"] == [hook for hook, _ in names(request.cases)]
     assert request.budget.launches >= least
-    found = conclude(world, played.records)
-    assert found.best_uncompressed is not None
-    assert found.best_uncompressed.bucket_cap_mb == request.cases[2].bucket_cap_mb  # type: ignore[union-attr]
+    recommendation = conclude(world, played.records)
+    assert recommendation.best_uncompressed is not None
+    assert recommendation.best_uncompressed.bucket_cap_mb == request.cases[2].bucket_cap_mb  # type: ignore[union-attr]
 
 
 def test_the_default_is_kept_where_communication_does_not_matter() -> None:
@@ -150,9 +150,9 @@ def test_the_default_is_kept_where_communication_does_not_matter() -> None:
     world = World(plan=make_plan(), link=Link(gbit=4000.0, latency_us=1.0), misfit=0.0, noise=0.004)
     played = play(world)
     assert ["network", "calibrate", "confirm"] == stage_names(played.requests)[:3]
-    found = conclude(world, played.records)
-    assert "keep" == found.verdict
-    assert setting_of(world.plan.baseline) == setting_of(found.baseline)
+    recommendation = conclude(world, played.records)
+    assert "keep" == recommendation.verdict
+    assert setting_of(world.plan.baseline) == setting_of(recommendation.baseline)
 
 
 @pytest.mark.slow
@@ -177,12 +177,14 @@ def test_a_cut_round_is_decided_by_all_estimates() -> None:
         contenders = world.plan.contenders(number, played.records)[-3:]
         launch = (number - 1) * world.plan.budget.round_launches
         phases = [r.case.phase if isinstance(r.case, TrainingCase) else "" for r in played.records]
-        known = [
+        earlier = [
             record
             for record, phase in zip(played.records, phases, strict=True)
             if phase != CONFIRM and (phase != SWEEP or record.launch < launch)
         ]
-        cuts = [[*known, *(world.record(case, launch) for case in (world.plan.baseline, only))] for only in contenders]
+        cuts = [
+            [*earlier, *(world.record(case, launch) for case in (world.plan.baseline, only))] for only in contenders
+        ]
         winners = {world.plan.winners(cut)[0] for cut in cuts}
         assert len(winners) < len(contenders)
         assert max(map(world.regret, winners)) < 0.03
@@ -215,9 +217,13 @@ def test_nothing_follows_where_the_default_cannot_be_trained() -> None:
     world = World(plan=make_plan(), failing="none")
     played = play(world)
     assert ["network", "calibrate"] == stage_names(played.requests)
-    found = conclude(world, played.records)
-    assert ("inconclusive", "default", "none") == (found.verdict, found.best.bucket_cap_mb, found.best.hook)
-    assert "The default did not train, so nothing can be compared with it: boom." == found.reason
+    recommendation = conclude(world, played.records)
+    assert ("inconclusive", "default", "none") == (
+        recommendation.verdict,
+        recommendation.best.bucket_cap_mb,
+        recommendation.best.hook,
+    )
+    assert "The default did not train, so nothing can be compared with it: boom." == recommendation.reason
 
 
 @pytest.mark.parametrize(
@@ -249,10 +255,13 @@ def test_an_unmeasured_network_ends_with_a_warning() -> None:
     request = world.plan.calibrate_request()
     records = [world.record(case, 0) for case in request.cases]
     assert world.plan.confirm_request(records) is None
-    found = with_search(conclude(world, records), [], training_records(records), world.plan.info)
-    assert "inconclusive" == found.verdict
-    assert "fastest alternative of the calibration but was not measured again" in found.reason
-    assert any(warning.startswith("no setting could be predicted: No curve was measured") for warning in found.warnings)
+    recommendation = with_search(conclude(world, records), [], training_records(records), world.plan.info)
+    assert "inconclusive" == recommendation.verdict
+    assert "fastest alternative of the calibration but was not measured again" in recommendation.reason
+    assert any(
+        warning.startswith("no setting could be predicted: No curve was measured")
+        for warning in recommendation.warnings
+    )
 
 
 def test_a_short_sweep_has_a_round_whatever_it_costs() -> None:
@@ -263,9 +272,12 @@ def test_a_short_sweep_has_a_round_whatever_it_costs() -> None:
     played = play(world)
     assert ["network", "calibrate", "round 1", "confirm"] == stage_names(played.requests)
     assert 4 == world.plan.first_look
-    found = conclude(world, played.records)
-    assert ((2 + 3 + 2 * 4) * BLOCK_STEPS, (4 + 2) * 3 * BLOCK_STEPS) == (found.measured_steps, found.exhaustive_steps)
-    assert 0.72 == pytest.approx(found.measured_steps / found.exhaustive_steps, abs=0.005)
+    recommendation = conclude(world, played.records)
+    assert ((2 + 3 + 2 * 4) * BLOCK_STEPS, (4 + 2) * 3 * BLOCK_STEPS) == (
+        recommendation.measured_steps,
+        recommendation.exhaustive_steps,
+    )
+    assert 0.72 == pytest.approx(recommendation.measured_steps / recommendation.exhaustive_steps, abs=0.005)
 
 
 def test_the_only_alternative_is_confirmed_without_a_round() -> None:

@@ -70,9 +70,9 @@ def point(*, density: float = 0.01, has_won: bool | None = True, agrees: bool | 
     return {**where, "density": density, "has_won": has_won, "agrees": agrees}
 
 
-def outcomes(found: Any) -> list[bool]:
+def outcomes(results: Any) -> list[bool]:
     """Return whether each aim is met."""
-    return [aim.met for aim in found.aims]
+    return [aim.met for aim in results.aims]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def outcomes(found: Any) -> list[bool]:
 def test_one_bad_scenario_fails(findings: ModuleType, changes: dict[str, Any], met: list[bool]) -> None:
     """Require choice and cost of every scenario, and one that keeps the default."""
     good = judged(findings, **({"gain_ci": None, "verdict": "keep"} if "gain_ci" in changes else {}))
-    found = findings.Findings(judged=[good, judged(findings, **changes)])
-    assert met == outcomes(found)
+    results = findings.Findings(judged=[good, judged(findings, **changes)])
+    assert met == outcomes(results)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_errors_are_medians_over_held_out_predictions(
 ) -> None:
     """Return the median absolute error of held-out predictions."""
     for error, met in ((0.9 * aim, True), (1.1 * aim, False), (-1.1 * aim, False)):
-        found = findings.Findings()
+        results = findings.Findings()
         held = [HeldOutPair(what="", predicted=1 + shift, measured=1.0) for shift in (0.0, error, 5.0)]
-        found.add(part, "somewhere", quantity, "held_out", held)
-        found.add(part, "somewhere", quantity, "calibrated", [HeldOutPair(what="", predicted=9.0, measured=1.0)] * 9)
-        assert [met] == outcomes(found)
+        results.add(part, "somewhere", quantity, "held_out", held)
+        results.add(part, "somewhere", quantity, "calibrated", [HeldOutPair(what="", predicted=9.0, measured=1.0)] * 9)
+        assert [met] == outcomes(results)
 
 
 def test_break_even_needs_both_sides(findings: ModuleType) -> None:
@@ -129,9 +129,9 @@ def test_break_even_needs_both_sides(findings: ModuleType) -> None:
 def test_everything_stands_in_a_table(findings: ModuleType) -> None:
     """Print scenarios, errors, curves, points and aims, also if unknown."""
     empty = {"regret_ci": (-0.01, 0.2), "regret_fair": None, "rank_correlation": None, "step_error": None}
-    found = findings.Findings(judged=[judged(findings, **empty)], points=[point(), point(has_won=None, agrees=None)])
-    found.add("growth", "a curve", "time_us", "held_out", [HeldOutPair(what="8 B", predicted=1.0, measured=2.0)])
-    assert [1, 1, 1, 2, 5] == [table.row_count for table in findings.tables(found)]
+    results = findings.Findings(judged=[judged(findings, **empty)], points=[point(), point(has_won=None, agrees=None)])
+    results.add("growth", "a curve", "time_us", "held_out", [HeldOutPair(what="8 B", predicted=1.0, measured=2.0)])
+    assert [1, 1, 1, 2, 5] == [table.row_count for table in findings.tables(results)]
 
 
 def test_only_settings_that_were_not_calibrated_on_are_held_out(
@@ -140,14 +140,14 @@ def test_only_settings_that_were_not_calibrated_on_are_held_out(
     """Hold out only settings that predictions were not fitted to."""
     world = World(plan=make_plan(caps=["2", "5", "100"]))
     records = play(world).records
-    found = recommend(training_records(records), world.plan.info)
-    assert found is not None
+    recommended = recommend(training_records(records), world.plan.info)
+    assert recommended is not None
     tuned = Run(
         path=Path("tuned"),
         info=world.plan.info,
         records=tuple(collective_records(records)),
         training_records=tuple(training_records(records)),
-        recommendation=found,
+        recommendation=recommended,
     )
     swept = [world.record(case, launch) for launch in range(3) for case in world.plan.candidates]
     sweep = Run(
@@ -166,12 +166,12 @@ def test_only_settings_that_were_not_calibrated_on_are_held_out(
     validate_model.judge_scenario(judged_all, validate_model.Scenario.parse("mlp@1gbit"), Kept())
     default = {str(case) for case in world.plan.candidates if case.bucket_cap_mb == DEFAULT_CAP}
     others = {str(case) for case in world.plan.candidates} - default
-    what: dict[tuple[str, str], set[str]] = {}
+    names_by_use: dict[tuple[str, str], set[str]] = {}
     for check in judged_all.checks:
-        what.setdefault((check.quantity, check.used), set()).add(check.what)
-    assert (default, others) == (what["step_ms", "calibrated"], what["step_ms", "held_out"])
+        names_by_use.setdefault((check.quantity, check.used), set()).add(check.what)
+    assert (default, others) == (names_by_use["step_ms", "calibrated"], names_by_use["step_ms", "held_out"])
     default -= {str(world.plan.baseline)}
-    assert (default, others) == (what["speedup", "calibrated"], what["speedup", "held_out"])
+    assert (default, others) == (names_by_use["speedup", "calibrated"], names_by_use["speedup", "held_out"])
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,9 @@ def test_scenarios_are_named(validate_model: ModuleType, name: str, expected: tu
         with pytest.raises(InputError):
             validate_model.Scenario.parse(name)
         return
-    found = validate_model.Scenario.parse(name)
-    assert expected == (found.workload, found.batch, found.rate)
-    assert name.startswith("offloaded-") == found.offloaded
+    scenario = validate_model.Scenario.parse(name)
+    assert expected == (scenario.workload, scenario.batch, scenario.rate)
+    assert name.startswith("offloaded-") == scenario.offloaded
 
 
 def test_finished_commands_are_not_run_again(

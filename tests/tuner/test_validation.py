@@ -72,9 +72,9 @@ def test_fresh_launches_decide_the_regret() -> None:
 
 def test_a_sweep_has_two_further_blocks_of_the_default_however_many_were_made() -> None:
     """Count one block per setting and launch, plus the planned drift blocks."""
-    found = sweep().settings
-    drifting = [dataclasses.replace(r, block_lengths=[*r.block_lengths] * 2) for r in found[BASE].records]
-    others = [r for case, one in found.items() if case != BASE for r in one.records]
+    settings = sweep().settings
+    drifting = [dataclasses.replace(r, block_lengths=[*r.block_lengths] * 2) for r in settings[BASE].records]
+    others = [r for case, setting in settings.items() if case != BASE for r in setting.records]
     assert (4 + 2) * 3 * 22 == Exhaustive.of([*drifting, *others], {}).steps
 
 
@@ -108,9 +108,9 @@ def test_fair_regret_is_free_of_luck() -> None:
         times = generator.lognormal(0, 0.03, (20, 3))
         cases = [make_training_case(cap="default" if not i else str(i)) for i in range(20)]
         records = [r for case, row in zip(cases, times, strict=True) for r in make_training_launches(list(row), case)]
-        found = Exhaustive.of(records, {}).regret(cases[7])
-        against_best.append(found.against_best)
-        fair.append(found.fair or 0.0)
+        regret = Exhaustive.of(records, {}).regret(cases[7])
+        against_best.append(regret.against_best)
+        fair.append(regret.fair or 0.0)
     assert np.mean(against_best) > 0.03
     assert abs(np.mean(fair)) < 0.015
 
@@ -131,7 +131,7 @@ def test_choice_with_the_same_buckets_counts() -> None:
 def test_the_choice_is_the_recommended_setting(verdict: str, expected: TrainingCase) -> None:
     """Return the default unless the verdict is change."""
     choices = {name: Choice(**setting_of(case)) for name, case in (("baseline", BASE), ("best", TOPK))}
-    found = Recommendation(
+    recommendation = Recommendation(
         workload="mlp",
         world_size=2,
         **choices,
@@ -144,7 +144,7 @@ def test_the_choice_is_the_recommended_setting(verdict: str, expected: TrainingC
         measured_steps=1,
         exhaustive_steps=2,
     )
-    assert expected == choice_of(found, BASE)
+    assert expected == choice_of(recommendation, BASE)
 
 
 def test_predictions_stand_beside_the_sweep() -> None:
