@@ -1,14 +1,16 @@
-"""What does tuning inside a training cost, and does it call equal settings different?
+"""What do tuning and watching inside a training cost, and does tuning call equal settings different?
 
-``python benchmarks/live_tuning.py`` trains an MLP of 8.4 million parameters on two ranks and answers three questions:
+``python benchmarks/live_tuning.py`` trains an MLP of 8.4 million parameters on two ranks and answers four questions, or
+one of them (``--only watching``):
 
 - *after*: a step after the decision, with the setting that was chosen, over a step of a model that had this setting
   from its beginning; both models train in short blocks in turn.
 - *while*: a training of 300 steps with tuning over one without, in turn; and the part of it that worse settings cost.
-- *equal*: how many of some tunings among twelve equal settings (one bucket each), of 600 steps at most, end with ``change``.
+- *watching*: steps of a training that is watched over steps of the same training when it is not; both in turn.
+- *equal*: how many of some tunings among twelve equal settings (one bucket each), of 600 steps at most, say ``change``.
 
-Exit code 0 if *after* lies within 1 % of 1, *while* without the cost of worse settings is at most 1.05, and no tuning
-of equal settings says ``change``; 1 if not.
+Exit code 0 if *after* lies within 1 % of 1, *while* without the cost of worse settings is at most 1.05, *watching* at
+most 1.05, and no tuning of equal settings says ``change``; 1 if not.
 """
 
 from __future__ import annotations
@@ -37,9 +39,13 @@ import commbench
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.errors import InputError
 from commbench.live import director
+from commbench.live.options import LiveOptions
+from commbench.live.session import WARM_UP_STEPS, LiveTuning
+from commbench.live.watch_director import BLOCK_STEPS
 from commbench.results import load_run
 from commbench.results.trained import median
 from commbench.stats import Interval, launch_interval
+from commbench.tuner.experiment import UNTIMED
 
 WIDTH, LAYERS, BATCH = 1024, 8, 8
 #: Optimiser steps of a training in *while*, those of a block in *after*, and the most of a tuning in *equal*.
@@ -47,6 +53,8 @@ STEPS, BLOCK, EQUAL_STEPS = 300, 10, 600
 #: Twelve bucket sizes in MiB beyond the model's size: one bucket each.
 EQUAL = tuple(str(100 + number) for number in range(12))
 WITHIN, WHILE_MOST = 0.01, 1.05
+#: Steps that are watched in *watching*: three blocks with their ends.
+WATCHED = 3 * (UNTIMED + BLOCK_STEPS)
 FACTS = "live_tuning.json"
 
 
@@ -112,6 +120,24 @@ def measure_while(directory: Path, pairs: int) -> dict[str, object]:
     return {**summary(ratios), "cost_of_worse_settings": median(costs) if costs else None}
 
 
+def measure_watching(directory: Path, pairs: int) -> dict[str, object]:
+    """Compare steps of one training while it is watched and while it is not, in turn."""
+    training = Training()
+    training.seconds_of(BLOCK)
+    ratios = []
+    for number in range(pairs):
+        options = LiveOptions(out=str(directory / f"watch{number}"), workload="mlp", mode="watch", steps=2 * WATCHED)
+        seconds: dict[bool, float] = {}
+        for is_watched in (bool(number % 2), not number % 2):
+            watching = LiveTuning(training.model, options) if is_watched else None
+            training.seconds_of(WARM_UP_STEPS + 1)  # the set-up is not timed
+            seconds[is_watched] = training.seconds_of(WATCHED)
+            if watching is not None:
+                watching.release("its time was taken")
+        ratios.append(seconds[True] / seconds[False])
+    return summary(ratios)
+
+
 def cost_of_worse(out: Path) -> float:
     """Return the seconds that timed steps of slower settings took beyond those of the script's own setting."""
     run = load_run(out)
@@ -161,10 +187,11 @@ def rank_main(arguments: argparse.Namespace) -> None:
     measurements: dict[str, Callable[[], dict[str, object]]] = {
         "after": lambda: measure_after(directory, arguments.pairs),
         "while": lambda: measure_while(directory, max(2, arguments.pairs // 8)),
+        "watching": lambda: measure_watching(directory, arguments.pairs),
         "equal": lambda: measure_equal(directory, arguments.runs),
     }
-    for name, measure in measurements.items():
-        found[name] = measure()
+    for name in [arguments.only] if arguments.only else measurements:
+        found[name] = measurements[name]()
         if dist.get_rank() == 0:  # each answer is kept if a later one is interrupted
             write_facts(arguments.facts, "live_tuning", found)
     dist.barrier()
@@ -180,7 +207,7 @@ def main(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
         options = ["--out", scratch, "--pairs", str(arguments.pairs), "--runs", str(arguments.runs)]
-        options += ["--facts", str(out.absolute() / FACTS)]
+        options += ["--facts", str(out.absolute() / FACTS), *(["--only", arguments.only] if arguments.only else [])]
         subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return report(out)
 
@@ -188,16 +215,20 @@ def main(arguments: argparse.Namespace) -> int:
 def report(out: Path) -> int:
     """Print each answer with its aim; return 0 if all aims are met."""
     found = json.loads((out / FACTS).read_text("utf-8"))
-    after, during, equal = found["after"], found["while"], found["equal"]
-    net = during["ratio"] - (during["cost_of_worse_settings"] or 0.0)
-    changes = equal["verdicts"].count("change")
-    aims = {
-        f"after: {after['ratio']:.4f} {after['interval']} (aim within {WITHIN:g} of 1)": abs(after["ratio"] - 1)
-        <= WITHIN,
-        f"while: {during['ratio']:.3f}, {net:.3f} without the cost of worse settings (aim {WHILE_MOST:g})": net
-        <= WHILE_MOST,
-        f"equal: {changes} of {len(equal['verdicts'])} say change (aim 0)": not changes,
-    }
+    aims: dict[str, bool] = {}
+    if after := found.get("after"):
+        text = f"after: {after['ratio']:.4f} {after['interval']} (aim within {WITHIN:g} of 1)"
+        aims[text] = abs(after["ratio"] - 1) <= WITHIN
+    if during := found.get("while"):
+        net = during["ratio"] - (during["cost_of_worse_settings"] or 0.0)
+        text = f"while: {during['ratio']:.3f}, {net:.3f} without the cost of worse settings (aim {WHILE_MOST:g})"
+        aims[text] = net <= WHILE_MOST
+    if watching := found.get("watching"):
+        text = f"watching: {watching['ratio']:.4f} {watching['interval']} (aim {WHILE_MOST:g})"
+        aims[text] = watching["ratio"] <= WHILE_MOST
+    if equal := found.get("equal"):
+        changes = equal["verdicts"].count("change")
+        aims[f"equal: {changes} of {len(equal['verdicts'])} say change (aim 0)"] = not changes
     for text, is_met in aims.items():
         sys.stdout.write(f"{'met ' if is_met else 'MISSED '}{text}\n")
     return 0 if all(aims.values()) else 1
@@ -206,7 +237,10 @@ def report(out: Path) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_out(parser, "live-tuning")
-    parser.add_argument("--pairs", type=int, default=32, help="pairs of blocks in *after*, an eighth of it in *while*")
+    parser.add_argument(
+        "--pairs", type=int, default=32, help="pairs in *after* and *watching*, an eighth of it in *while*"
+    )
+    parser.add_argument("--only", choices=["after", "while", "watching", "equal"], help="answer one question")
     parser.add_argument("--runs", type=int, default=20, help="tunings of equal settings, at least 1")
     parser.add_argument("--facts", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()

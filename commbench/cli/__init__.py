@@ -32,6 +32,7 @@ _COMMANDS = {
     "run": ("measure", "run"),
     "train": ("train", "train"),
     "tune": ("tune", "tune"),
+    "watch": ("watch", "watch"),
     "predict": ("predict", "predict"),
     "compare": ("compare", "compare"),
     "report": ("report", "report"),
@@ -41,7 +42,7 @@ _COMMANDS = {
     "lab": ("lab", "app"),
 }
 #: Commands that start another command.
-_STARTING = frozenset({"tune"})
+_STARTING = frozenset({"tune", "watch"})
 
 
 class _LazyGroup(TyperGroup):

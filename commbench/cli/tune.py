@@ -36,7 +36,7 @@ from commbench.cli.train import (
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
 from commbench.launch.probe import probe_workload
-from commbench.live.command import find_program, name_of, tune_training
+from commbench.live.command import attach_to, find_program, name_of
 from commbench.live.options import AUTO, LiveOptions, checked_caps, checked_hooks, checked_then
 from commbench.results import load_run
 from commbench.stats.budgets import TUNING_BUDGETS
@@ -170,8 +170,7 @@ def _check_options(
     Raises:
         InputError: there is one.
     """
-    if time_limit_s is not None and not time_limit_s > 0:
-        raise InputError(f"--time-limit {time_limit_s:g} was asked for; give more than 0 s.")
+    check_time_limit(time_limit_s)
     if not has_command and "then" in given:
         raise InputError("--then was given and applies to a training only; put the command of one behind --.")
     others = [option for name, option in given.items() if name not in LIVE_OPTIONS]
@@ -179,6 +178,16 @@ def _check_options(
         raise InputError(f"{others[0]} was given and does not apply to the training of a COMMAND; leave it out.")
     if not has_command and steps is not None and steps < FEWEST_STEPS:
         raise InputError(f"--steps {steps} was asked for; the first 3 are not timed, so give at least {FEWEST_STEPS}.")
+
+
+def check_time_limit(time_limit_s: float | None) -> None:
+    """Refuse a time limit of no time.
+
+    Raises:
+        InputError: it is not more than 0 s.
+    """
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise InputError(f"--time-limit {time_limit_s:g} was asked for; give more than 0 s.")
 
 
 def _check_ranks(place: Place) -> None:
@@ -216,7 +225,7 @@ def _start(
         argv=tuple(command),
         invocation=uuid.uuid4().hex,
     )
-    return tune_training(command, options)
+    return attach_to(command, options)
 
 
 def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,6 @@ def merge(
     first = blocks[0]
     longest = max(blocks, key=lambda ranks: len(ranks[0].losses) or len(ranks[0].metrics))
     all_ranks = [rank for ranks in blocks for rank in ranks]
-    buckets, totals = _bucket_times(blocks)
     clocks = clocks_between(rank.clocks for rank in all_ranks if rank.clocks)
     ranks_agree = all(len({rank.digest for rank in ranks}) == 1 for ranks in blocks) if case.uses_ddp else None
     record = TrainingRecord(
@@ -72,8 +71,7 @@ def merge(
         backward_ms=backward,
         optimizer_ms=optimizer,
         bucket_bytes=blocks[-1][0].bucket_bytes,
-        buckets=buckets,
-        **totals,
+        **_bucket_times(blocks)._asdict(),
         sent_bytes=_mean([rank.sent_bytes for rank in all_ranks]),
         expected_bytes=_mean([rank.expected_bytes for rank in all_ranks]),
         dense_bytes=ring_bytes(FLOAT32_BYTES * first[0].parameters, case.world_size) if case.uses_ddp else None,
@@ -121,25 +119,45 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(numbers)) if numbers else None
 
 
-def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> tuple[list[Bucket], dict[str, Any]]:
-    """Return the buckets, as medians over all timed steps, and the fields that are sums over a step's buckets."""
+class BucketMedians(NamedTuple):
+    """The buckets of a step and their sums over a step, medians over steps: fields of a `TrainingRecord`."""
+
+    buckets: Sequence[Bucket]
+    comm_ms: float | None = None
+    skew_wait_ms: float | None = None
+    compress_ms: float | None = None
+    encode_ms: float | None = None
+
+
+def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> BucketMedians:
+    """Return the medians over all timed steps with the usual buckets."""
     steps = [step for ranks in blocks for step in _aligned_steps(ranks)]
     if not steps:
-        return [], {}
+        return BucketMedians(buckets=[])
     usual_shape = Counter(step.shape for step in steps).most_common(1)[0][0]
-    stamps = np.stack([step for step in steps if step.shape == usual_shape])  # (steps, ranks, buckets, stamps)
+    stamps = np.stack([step for step in steps if step.shape == usual_shape])
+    rank = blocks[-1][0]
+    return bucket_medians(stamps, list(zip(rank.bucket_bytes, rank.bucket_tensors, strict=True)))
+
+
+def bucket_medians(stamps: Floats, sizes: Sequence[tuple[int, int]]) -> BucketMedians:
+    """Return the medians over steps.
+
+    Args:
+        stamps: in ns since each rank's backward began, as `stamps_of`, shape (steps, ranks, buckets, 5).
+        sizes: bytes and number of tensors of each bucket.
+    """
+    _, ranks, count, _ = stamps.shape
     ready, start, done, encode, decode = np.moveaxis(stamps, -1, 0)
     arrived = done - decode  # decompression follows
     duration = arrived - start
     shortest = duration.min(axis=1)
     skew_wait = (duration - shortest[:, None]).mean(axis=1)
     compress = (encode + decode).mean(axis=1)
-    rank = blocks[-1][0]
-    sizes = list(zip(rank.bucket_bytes, rank.bucket_tensors, strict=True))
     buckets = [
         Bucket(
             size_bytes=size,
-            parameters=count,
+            parameters=tensors,
             ready_ms=_median_ms(ready[:, :, i].max(axis=1)),
             start_ms=_median_ms(start[:, :, i].max(axis=1)),
             done_ms=_median_ms(done[:, :, i].max(axis=1)),
@@ -147,29 +165,31 @@ def _bucket_times(blocks: Sequence[Sequence[BlockSamples]]) -> tuple[list[Bucket
             skew_wait_ms=_median_ms(skew_wait[:, i]),
             compress_ms=_median_ms(compress[:, i]),
         )
-        for i, (size, count) in enumerate(sizes[: usual_shape[1]])
+        for i, (size, tensors) in enumerate(sizes[:count])
     ]
-    busy = np.array([[_union(start[s, r], arrived[s, r]) for r in range(usual_shape[0])] for s in range(len(stamps))])
+    busy = np.array([[_union(start[s, r], arrived[s, r]) for r in range(ranks)] for s in range(len(stamps))])
     fastest = busy.min(axis=1)
-    return buckets, {
-        "comm_ms": _median_ms(fastest),
-        "skew_wait_ms": _median_ms((busy - fastest[:, None]).mean(axis=1)),
-        "compress_ms": _median_ms(compress.sum(axis=1)),
-        "encode_ms": _median_ms(encode.sum(axis=2).mean(axis=1)),
-    }
+    return BucketMedians(
+        buckets=buckets,
+        comm_ms=_median_ms(fastest),
+        skew_wait_ms=_median_ms((busy - fastest[:, None]).mean(axis=1)),
+        compress_ms=_median_ms(compress.sum(axis=1)),
+        encode_ms=_median_ms(encode.sum(axis=2).mean(axis=1)),
+    )
 
 
 def _aligned_steps(ranks: Sequence[BlockSamples]) -> list[Floats]:
     """Return the timestamps of each timed step, (ranks, buckets, 5), in ns since each rank's backward began."""
     per_rank = [timed_events(rank) for rank in ranks]
     return [
-        np.array([_stamps(rank_events) for rank_events in events])
+        np.array([stamps_of(rank_events) for rank_events in events])
         for events in zip(*per_rank, strict=False)
         if len({len(rank_events) for rank_events in events}) == 1 and events[0]
     ]
 
 
-def _stamps(events: Sequence[BucketTimes]) -> list[tuple[float, ...]]:
+def stamps_of(events: Sequence[BucketTimes]) -> list[tuple[float, ...]]:
+    """Return ready, start, done, encoding and decoding of each bucket, in ns."""
     return [
         (
             float(event.ready_ns),

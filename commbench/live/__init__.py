@@ -1,4 +1,4 @@
-"""Live tuning: finds the best DDP setting inside a person's own training, without a change to its script.
+"""Tunes or watches a person's own training while it goes on, without a change to its script.
 
 It may import everything below ``interop``, torch included. Its modules `options` and `command` load no torch.
 """

@@ -32,5 +32,5 @@ def _adopt(ddp_model: DistributedDataParallel) -> str:
     try:
         adopt(ddp_model, LiveOptions.loads(os.environ[VARIABLE]))
     except Exception as error:  # noqa: BLE001 - whatever fails here must not fail the training
-        return f"tuning could not begin ({type(error).__name__}: {error})"
+        return f"commbench could not begin ({type(error).__name__}: {error})"
     return ""

@@ -1,4 +1,4 @@
-"""Starts the command of a training such that commbench tunes the training, and concludes when it has ended.
+"""Starts the command of a training such that commbench tunes or watches the training, and concludes when it has ended.
 
 The command runs as it would without commbench: in the same terminal, with the same input and output, and its exit code
 is passed on. Two variables of its environment bring commbench into its processes, see
@@ -24,8 +24,8 @@ from commbench.errors import InputError
 from commbench.launch.identity import identify
 from commbench.launch.launchers.mpirun import implementation
 from commbench.live.instructions import say
-from commbench.live.options import VARIABLE, LiveOptions
-from commbench.live.run import complete
+from commbench.live.options import DONE, VARIABLE, LiveOptions, Mode
+from commbench.live.run import complete, mode_of
 from commbench.results.files import RUN
 from commbench.results.info import is_live
 from commbench.results.reading import read_info
@@ -49,14 +49,14 @@ _PR_SET_PDEATHSIG = 1
 _PROBE_BYTES = 65536
 
 
-def find_program(command: Sequence[str]) -> None:
+def find_program(command: Sequence[str], name: str = "tune") -> None:
     """Check that the command can be started.
 
     Raises:
         InputError: it is empty, or its program is not found.
     """
     if not command:
-        raise InputError("No command stands behind --; write e.g. commbench tune -- torchrun train.py.")
+        raise InputError(f"No command stands behind --; write e.g. commbench {name} -- torchrun train.py.")
     if shutil.which(command[0]) is None:
         raise InputError(f"The command {command[0]} was not found; check its name, its permissions and the PATH.")
 
@@ -75,8 +75,8 @@ def name_of(command: Sequence[str]) -> str:
     return Path(command[0]).name
 
 
-def check_run(path: Path, workload: str) -> None:
-    """Check that a directory can hold the tuning of a training; write nothing.
+def check_run(path: Path, workload: str, mode: Mode = "tune") -> None:
+    """Check that a directory can hold the results of a training; write nothing.
 
     Raises:
         InputError: it holds something else.
@@ -85,13 +85,13 @@ def check_run(path: Path, workload: str) -> None:
     if not (path / RUN).exists():
         return
     info = read_info(path)
-    if not is_live(info):
+    if not is_live(info) or mode_of(info) != mode:
         raise InputError(
-            f"--out {path} holds a run that commbench tune -- COMMAND did not write; choose another --out."
+            f"--out {path} holds a run that commbench {mode} -- COMMAND did not write; choose another --out."
         )
     before = (info.get("plan") or {}).get("workload")
     if before != workload:
-        raise InputError(f"--out {path} holds the tuning of {before}, and this is {workload}; choose another --out.")
+        raise InputError(f"--out {path} holds results of {before}, and this is {workload}; choose another --out.")
 
 
 def why_unwritable(path: Path) -> str:
@@ -109,8 +109,8 @@ def why_unwritable(path: Path) -> str:
     return ""
 
 
-def tune_training(command: Sequence[str], options: LiveOptions) -> int:
-    """Run the command of a training, tune the training, and print the conclusion on stderr; return its exit code.
+def attach_to(command: Sequence[str], options: LiveOptions) -> int:
+    """Run the command of a training, tune or watch it, and print the conclusion on stderr; return its exit code.
 
     Raises:
         InputError: the command cannot be started, or ``options.out`` holds something else.
@@ -118,9 +118,9 @@ def tune_training(command: Sequence[str], options: LiveOptions) -> int:
     out = Path(options.out)
     reason = why_unwritable(out)
     if reason:
-        say(f"the training is not tuned, because --out {out} cannot be written ({reason}).")
+        say(f"the training is not {DONE[options.mode]}, because --out {out} cannot be written ({reason}).")
         return _run(command, os.environ)
-    check_run(out, options.workload)
+    check_run(out, options.workload, options.mode)
     with tempfile.TemporaryDirectory(prefix="commbench-") as directory:
         witnessed = dataclasses.replace(options, witness=str(Path(directory) / "witness"))
         code = _run(_carrying(command), _environment(witnessed, os.environ))

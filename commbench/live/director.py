@@ -1,4 +1,7 @@
-"""Rank 0's part of a live tuning: plans blocks, keeps their records, concludes, and tells people."""
+"""Rank 0's part of a live tuning: plans blocks, keeps their records, concludes, and tells people.
+
+`commbench.live.watch_director` has its part of a training that is watched.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import dataclasses
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -17,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.live.instructions import Instruction, Order, say
-from commbench.live.options import LiveOptions
+from commbench.live.options import DOING, LiveOptions
 from commbench.live.run import LiveFacts, LiveRun
 from commbench.live.settings import settings_of
 from commbench.results.recommendation import Choice, Recommendation, setting_of
@@ -28,8 +32,108 @@ from commbench.units import counted
 GAP_FACTOR, GAP_SHARE = 3.0, 0.1
 
 
-class Director:
-    """Decides what every rank trains next.
+class BaseDirector(ABC):
+    """Decides what every rank trains next, and keeps the run directory.
+
+    Args:
+        ddp_model: the script's model.
+        options: what to do, and where results go.
+        settings: those that the run measures, the script's own first.
+        facts: of the training.
+
+    Raises:
+        CommbenchError: the run directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        ddp_model: DistributedDataParallel,
+        options: LiveOptions,
+        settings: Sequence[TrainingCase],
+        facts: LiveFacts,
+    ) -> None:
+        self.settings = settings
+        """Settings by the number that an `Instruction` names."""
+        self.recommendation: Recommendation | None = None
+        self._options = options
+        self._model = ddp_model
+        self._parameters = sum(p.numel() for p in ddp_model.module.parameters() if p.requires_grad)
+        self._run = LiveRun.open(
+            options, baseline=settings[0], settings=settings, parameters=self._parameters, facts=facts
+        )
+        self._began_s = time.monotonic()
+
+    @abstractmethod
+    def add_block(
+        self, gathered: NDArray[np.float64], losses: Sequence[Sequence[float]], *, at: int, buckets: Sequence[int]
+    ) -> None:
+        """Enter the block that has ended.
+
+        Args:
+            gathered: times of each step, shape (ranks, steps, columns).
+            losses: of each step on rank 0, one for each backward pass.
+            at: the step of the training at which the block began.
+            buckets: bytes of the buckets in use.
+        """
+
+    @abstractmethod
+    def next_instruction(self, step: int) -> Instruction:
+        """Return what comes next; ``step`` is the number of steps that the training has made."""
+
+    @abstractmethod
+    def refuse(self, setting: TrainingCase, reason: str) -> None:
+        """Do without a setting that a rank could not prepare."""
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    @property
+    def _remaining_s(self) -> float | None:
+        """Seconds of ``--time-limit`` that are left; None without a limit."""
+        limit = self._options.time_limit_s
+        return None if limit is None else limit - self._elapsed_s
+
+    def _new_record(self, case: TrainingCase) -> TrainingRecord:
+        return TrainingRecord(
+            case=case,
+            launch=self._run.launch,
+            seed=self._options.seed,
+            threads_per_rank=torch.get_num_threads(),
+            device=_device_name(self._model),
+            parameters=self._parameters,
+            discarded=UNTIMED,
+        )
+
+    def _last(self, setting: int) -> Instruction:
+        """Return the last instruction: train on with a setting, or end the training."""
+        return Instruction(Order.STOP if self._options.then == "stop" else Order.END, setting)
+
+    def give_up(self, error: Exception) -> Instruction:
+        """Conclude after a failure; return the instruction that leads back to the script's own setting."""
+        reason = f"{DOING[self._options.mode]} failed: {error!r}"
+        say(f"{reason}. The training goes on with its own setting.")
+        with contextlib.suppress(Exception):
+            self.conclude("failed", reason)
+        return Instruction(Order.END)
+
+    def conclude(self, ending: str, reason: str = "") -> Recommendation | None:
+        """Write the conclusion, once; return it, or None if nothing can be concluded."""
+        if not self._run.is_concluded:
+            self.recommendation = self._run.conclude(ending, reason=reason, seconds=self._elapsed_s)
+        return self.recommendation
+
+    def close(self) -> None:
+        """Release the run directory when all is written."""
+        self._run.close()
+
+    def wait(self) -> None:
+        """Wait until all is written, after `close`."""
+        self._run.wait()
+
+
+class Director(BaseDirector):
+    """Finds the best setting: decides which one every rank trains with next.
 
     Args:
         ddp_model: the script's model.
@@ -48,16 +152,9 @@ class Director:
         original: TrainingCase,
         facts: LiveFacts,
     ) -> None:
-        self.settings = settings_of(original, ddp_model.module, options, has_own_hook=facts["own_hook"])
-        self.recommendation: Recommendation | None = None
-        self._options = options
-        self._model = ddp_model
-        self._parameters = sum(p.numel() for p in ddp_model.module.parameters() if p.requires_grad)
-        self._run = LiveRun.open(
-            options, baseline=original, settings=self.settings, parameters=self._parameters, facts=facts
-        )
-        self._experiment = Experiment(self.settings, seed=options.seed + self._run.launch, max_steps=options.steps)
-        self._began_s = time.monotonic()
+        settings = settings_of(original, ddp_model.module, options, has_own_hook=facts["own_hook"])
+        super().__init__(ddp_model, options, settings, facts)
+        self._experiment = Experiment(settings, seed=options.seed + self._run.launch, max_steps=options.steps)
         self._block: Block | None = None
         self._records: dict[tuple[int, str], TrainingRecord] = {}
         self._gaps_ms: list[float] = []
@@ -70,14 +167,7 @@ class Director:
     def add_block(
         self, gathered: NDArray[np.float64], losses: Sequence[Sequence[float]], *, at: int, buckets: Sequence[int]
     ) -> None:
-        """Enter the block that has ended.
-
-        Args:
-            gathered: milliseconds of each step and of the gap behind it, shape (ranks, steps, 2).
-            losses: of each step on rank 0, one for each backward pass.
-            at: the step of the training at which the block began.
-            buckets: bytes of the buckets in use.
-        """
+        """Enter the block that has ended; ``gathered`` holds milliseconds of each step and of the gap behind it."""
         if self._block is None:  # its setting was refused
             return
         slowest = gathered.max(axis=0)
@@ -103,15 +193,8 @@ class Director:
     ) -> None:
         """Append the block to the record of its setting, and write the record."""
         key = block.setting, block.phase
-        record = self._records.get(key) or TrainingRecord(
-            case=dataclasses.replace(self.settings[block.setting], phase=block.phase),
-            launch=self._run.launch,
-            seed=self._options.seed,
-            threads_per_rank=torch.get_num_threads(),
-            device=_device_name(self._model),
-            parameters=self._parameters,
-            discarded=UNTIMED,
-        )
+        case = dataclasses.replace(self.settings[block.setting], phase=block.phase)
+        record = self._records.get(key) or self._new_record(case)
         self._records[key] = dataclasses.replace(
             record,
             step_ms=(*record.step_ms, *steps_ms),
@@ -123,31 +206,22 @@ class Director:
         self._run.append(self._records[key])
 
     def next_instruction(self, step: int) -> Instruction:
-        """Return what comes next; ``step`` is the number of steps that the training has made."""
-        limit = self._options.time_limit_s
-        remaining_s = None if limit is None else limit - (time.monotonic() - self._began_s)
-        self._block = self._experiment.next_block(step, remaining_s)
+        """Return the next block or the decision."""
+        self._block = self._experiment.next_block(step, self._remaining_s)
         if self._block is None:
             return self._end()
         self._progress.show(step, self.settings[self._block.setting], self._block.phase)
         return Instruction(Order.BLOCK, self._block.setting, UNTIMED + self._block.steps)
 
     def _end(self) -> Instruction:
-        recommendation = self.conclude(self._experiment.ending, "")
+        recommendation = self.conclude(self._experiment.ending)
         best = 0
         if recommendation is not None and recommendation.verdict == "change":
             best_setting = setting_of(recommendation.best)
             best = next(number for number, case in enumerate(self.settings) if setting_of(case) == best_setting)
         follows = "training ends, as --then stop says" if self._options.then == "stop" else "training goes on with it"
         say(f"{_conclusion(recommendation)}; {follows}.")
-        return Instruction(Order.STOP if self._options.then == "stop" else Order.END, best)
-
-    def give_up(self, error: Exception) -> Instruction:
-        """Conclude after a failure; return the instruction that leads back to the script's own setting."""
-        say(f"tuning failed: {error!r}. The training goes on with its own setting.")
-        with contextlib.suppress(Exception):
-            self.conclude("failed", f"tuning failed: {error!r}")
-        return Instruction(Order.END)
+        return self._last(best)
 
     def refuse(self, setting: TrainingCase, reason: str) -> None:
         """Leave out a setting that a rank could not prepare."""
@@ -156,21 +230,10 @@ class Director:
         self._experiment.leave_out(number)
         self._block = None
 
-    def conclude(self, ending: str, reason: str) -> Recommendation | None:
+    def conclude(self, ending: str, reason: str = "") -> Recommendation | None:
         """Write the conclusion, once; return it, or None if nothing can be concluded."""
-        if self._run.is_concluded:
-            return self.recommendation
         self._progress.clear()
-        self.recommendation = self._run.conclude(ending, reason=reason, seconds=time.monotonic() - self._began_s)
-        return self.recommendation
-
-    def close(self) -> None:
-        """Release the run directory when all is written."""
-        self._run.close()
-
-    def wait(self) -> None:
-        """Wait until all is written, after `close`."""
-        self._run.wait()
+        return super().conclude(ending, reason)
 
 
 def _conclusion(recommendation: Recommendation | None) -> str:
@@ -185,8 +248,9 @@ def _conclusion(recommendation: Recommendation | None) -> str:
 
 
 def _device_name(ddp_model: DistributedDataParallel) -> str:
+    """Return the name of the model's GPU, or the type of its device."""
     device = ddp_model.device
-    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
+    return str(torch.cuda.getdevice_name(device)) if device.type == "cuda" else device.type
 
 
 class Progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -19,6 +19,11 @@ VARIABLE = "COMMBENCH_TUNE"
 AUTO = "auto"
 
 Then = Literal["go-on", "stop"]
+#: Find the best setting, or only time the parts of a step.
+Mode = Literal["tune", "watch"]
+#: What each mode does, for people: while it goes on, and afterwards.
+DOING: Mapping[Mode, str] = {"tune": "tuning", "watch": "watching"}
+DONE: Mapping[Mode, str] = {"tune": "tuned", "watch": "watched"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,7 @@ class LiveOptions:
     """Absolute path of the run directory."""
     workload: str
     """Name of the training, as in ``ddp.csv``."""
+    mode: Mode = "tune"
     bucket_cap_mb: tuple[str, ...] = ()
     """Bucket sizes to choose from, as in ``ddp.csv``; empty: one for each different layout of the model's buckets."""
     allow: tuple[str, ...] = ()
@@ -66,9 +72,7 @@ class LiveOptions:
         try:
             return read_as(cls, json.loads(text))
         except (ValueError, InputError) as error:
-            raise InputError(
-                f"{VARIABLE} holds {text[:60]!r}, which commbench tune did not write ({error})."
-            ) from error
+            raise InputError(f"{VARIABLE} holds {text[:60]!r}, which commbench did not write ({error}).") from error
 
 
 def checked_then(text: str) -> Then:

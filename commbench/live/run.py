@@ -1,4 +1,4 @@
-"""The run directory of a live tuning: rank 0 writes it beside the training, and the command completes it afterwards."""
+"""The run directory of a live run: rank 0 writes it beside the training, and the command completes it afterwards."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypedDict
 
+from commbench.analysis.watched import watched_lines
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError, LaunchError
@@ -19,10 +20,10 @@ from commbench.launch.events import Session
 from commbench.launch.facts import header_fields, refuse_other_conditions
 from commbench.launch.tables import write_tables
 from commbench.live.instructions import say
-from commbench.live.options import LiveOptions
+from commbench.live.options import DOING, DONE, LiveOptions, Mode
 from commbench.results import Store
 from commbench.results.files import RUN
-from commbench.results.info import Launch, RunInfo, is_live
+from commbench.results.info import Launch, RunInfo, is_live, is_watched
 from commbench.results.losses import Loss, append_losses
 from commbench.results.plan import launch_times
 from commbench.results.reading import read_info
@@ -41,21 +42,23 @@ from commbench.tuner.decision import recommend
 #: Name of the stage of every launch.
 STAGE = "live"
 #: Endings that need no more blocks; the others cut the tuning, see `commbench.tuner.experiment.Experiment.ending`.
-ENDINGS_IN_ORDER = frozenset({"decided", "undecided", "nothing"})
+WATCHED = "watched"
+ENDINGS_IN_ORDER = frozenset({"decided", "undecided", "nothing", WATCHED})
 #: Seconds that the end of the process waits for the writer.
 PATIENCE_S = 20.0
 #: Conclusion where no run was begun.
-NOTHING_TUNED = (
-    "Nothing was tuned: a line above says why, or no model was trained in DistributedDataParallel by a Python that "
+NOTHING_DONE = (
+    "Nothing was {}: a line above says why, or no model was trained in DistributedDataParallel by a Python that "
     "heeds PYTHONPATH (-I, -E and -S turn that off). An mpirun inside a script reaches other hosts only with "
     "-x PYTHONPATH -x COMMBENCH_TUNE."
 )
-#: Why a tuning ended, where its ending alone says it.
+#: Why a run ended, where its ending alone says it; the brace stands for `_GOALS`.
 REASONS = {
-    "steps": "--steps was reached before the decision",
-    "time": "--time-limit was reached before the decision",
-    "ended": "the training ended before the decision",
+    "steps": "--steps was reached before {}",
+    "time": "--time-limit was reached before {}",
+    "ended": "the training ended before {}",
 }
+_GOALS: Mapping[Mode, str] = {"tune": "the decision", "watch": "all steps were watched"}
 
 
 class LiveFacts(TypedDict, total=False):
@@ -74,7 +77,7 @@ class LiveRun:
     """A run directory that grows by one launch while a person's training goes on; only rank 0 has one.
 
     A thread of its own writes, so that no disk delays a step. If the disk fails, one line says so, writing stops, and
-    the tuning goes on from memory. At the end of the process an undecided tuning is concluded from what there is.
+    the run goes on from memory. At the end of the process an undecided tuning is concluded from what there is.
     """
 
     launch: int
@@ -84,7 +87,7 @@ class LiveRun:
     def __init__(self, store: Store, options: LiveOptions) -> None:
         self._store = store
         self._info: RunInfo = store.info
-        self._launches = [_ended(entry) for entry in store.info.get("launches") or ()]
+        self._launches = _ended_launches(store.info)
         self._records = list(store.training_records)
         self.launch = 1 + max((entry.get("launch", 0) for entry in self._launches), default=-1)
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -156,9 +159,9 @@ class LiveRun:
         """
         self.is_concluded = True
         status = "ok" if ending in ENDINGS_IN_ORDER else "cut"
-        entry = self._entry(status, ending=ending, reason=reason or REASONS.get(ending, ""), seconds=seconds)
+        entry = self._entry(status, ending=ending, reason=reason or _reason_of(ending, self._info), seconds=seconds)
         self._update(launches=[*self._launches, entry])
-        conclusion = recommend(self._records, self._info)
+        conclusion = _conclusion_of(self._records, self._info)
         self._writer.do(lambda: _finish(self._store, conclusion))
         return conclusion
 
@@ -226,7 +229,7 @@ class _Writer:
             for request in requests:
                 request()
         except Exception as error:  # noqa: BLE001 - nothing here may fail the training
-            say(f"results are no longer written to {self._store.path}, and tuning goes on: {error}")
+            say(f"results are no longer written to {self._store.path}, and the training goes on: {error}")
             for _ in requests:
                 pass
         self._store.close()
@@ -241,7 +244,7 @@ def _header(
 ) -> JsonObject:
     """Return run.json as it is at the beginning."""
     return {
-        "suite": "tune",
+        "suite": options.mode,
         "argv": _argv(options),
         "seed": options.seed,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -250,6 +253,7 @@ def _header(
         "world_size": baseline.world_size,
         "plan": {
             "live": True,
+            **({"watch": True} if options.mode == "watch" else {}),
             "workload": options.workload,
             "world_size": baseline.world_size,
             "backend": baseline.backend,
@@ -274,7 +278,7 @@ def _argv(options: LiveOptions) -> list[str]:
     out = Path(options.out)
     here = Path.cwd()
     shown = out.relative_to(here) if out.is_relative_to(here) else out  # kept runs name no folder of a machine
-    return ["commbench", "tune", *words, "--out", str(shown), "--", *options.argv]
+    return ["commbench", options.mode, *words, "--out", str(shown), "--", *options.argv]
 
 
 def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:
@@ -287,9 +291,14 @@ def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:
     if before != baseline:
         names = [f"{Choice(**setting_of(case)).name} with batch {case.batch_per_rank}" for case in (before, baseline)]
         raise InputError(
-            f"--out {store.path} holds a tuning of a script whose own setting was {names[0]}, and now it is "
+            f"--out {store.path} holds results of a script whose own setting was {names[0]}, and now it is "
             f"{names[1]}; choose another --out."
         )
+
+
+def _conclusion_of(records: Sequence[TrainingRecord], info: RunInfo) -> Recommendation | None:
+    """Return the conclusion of a tuning; None if nothing was compared."""
+    return None if is_watched(info) else recommend(records, info)
 
 
 def _finish(store: Store, conclusion: Recommendation | None) -> None:
@@ -306,10 +315,11 @@ def _finish(store: Store, conclusion: Recommendation | None) -> None:
 
 def complete(options: LiveOptions) -> list[str]:
     """Finish the runs that a training has begun, after it has ended; return the conclusions in lines for people."""
+    done = DONE[options.mode]
     lines = [line for path in _runs_of(options) for line in _completed(path)]
     if not lines and options.witness and Path(options.witness).exists():
-        return [f"The ranks of this host were tuned. Rank 0, on another host, has the results in {options.out}."]
-    return lines or [NOTHING_TUNED]
+        return [f"The ranks of this host were {done}. Rank 0, on another host, has the results in {options.out}."]
+    return lines or [NOTHING_DONE.format(done)]
 
 
 def _runs_of(options: LiveOptions) -> Iterator[Path]:
@@ -331,16 +341,20 @@ def _completed(path: Path) -> Iterator[str]:
     """Finish a run if rank 0 could not; yield its conclusion."""
     trouble = ""
     with Store.open(path, {"plan": read_info(path).get("plan", {})}) as store:
-        conclusion = recommend(store.training_records, store.info)
+        conclusion = _conclusion_of(store.training_records, store.info)
         try:
             if store.info.get("status") == "running":
-                store.update(launches=[_ended(entry) for entry in store.info.get("launches") or ()])
+                store.update(launches=_ended_launches(store.info))
                 _finish(store, conclusion)
         except LaunchError as error:
             trouble = f"Not all results could be written: {error}"
         reason = store.info.get("reason", "")
-    if conclusion is None:
-        yield f"Tuning ended before anything was compared{': ' if reason else ''}{reason}."
+        records, info = store.training_records, store.info
+    if is_watched(info) and records:
+        yield from watched_lines(records[-1], info)
+    elif conclusion is None:
+        before = "a block of steps was over" if is_watched(info) else "anything was compared"
+        yield f"{DOING[mode_of(info)].capitalize()} ended before {before}{': ' if reason else ''}{reason}."
     else:
         yield " ".join([headline(conclusion), *safe_sentences(conclusion), conclusion.reason])
         for title, text in snippets(conclusion) if conclusion.verdict == "change" else ():
@@ -348,8 +362,17 @@ def _completed(path: Path) -> Iterator[str]:
     yield trouble or f"Results: {path}; `commbench report {path}` draws them."
 
 
-def _ended(entry: Launch) -> Launch:
-    """Return the entry of a launch that goes on no more."""
-    if entry.get("status") != "running":
-        return entry
-    return {**entry, "status": "cut", "ending": "ended", "reason": REASONS["ended"]}
+def mode_of(info: RunInfo) -> Mode:
+    """Return whether a training was tuned or only watched."""
+    return "watch" if is_watched(info) else "tune"
+
+
+def _reason_of(ending: str, info: RunInfo) -> str:
+    """Return why a run ended, as a clause; empty if its ending does not say it."""
+    return REASONS.get(ending, "").format(_GOALS[mode_of(info)])
+
+
+def _ended_launches(info: RunInfo) -> list[Launch]:
+    """Return the launches of a run whose training goes on no more."""
+    ended: Launch = {"status": "cut", "ending": "ended", "reason": _reason_of("ended", info)}
+    return [{**entry, **ended} if entry.get("status") == "running" else entry for entry in info.get("launches") or ()]

@@ -1,4 +1,4 @@
-"""Tunes one DDP model while it trains: the same steps on every rank, decisions by rank 0.
+"""Tunes or watches one DDP model while it trains: the same steps on every rank, decisions by rank 0.
 
 Ranks talk through a Gloo group of their own, at block ends only. A block end is the begin of an optimiser step, where
 no gradient is pending. There all ranks send the times of the block to rank 0, receive the next setting, prepare
@@ -27,13 +27,23 @@ from commbench.hooks.base import StateDict
 from commbench.hooks.step_clock import elapsed_ms
 from commbench.live.boundaries import Boundaries, Step
 from commbench.live.instructions import Instruction, Order, say
-from commbench.live.options import LiveOptions
+from commbench.live.options import DOING, LiveOptions
 from commbench.live.ranks import Ranks, gather_conditions
-from commbench.live.switching import COMPILED, Prepared, Switch, cap_of, is_compiled, own_hooks, why_untunable
+from commbench.live.switching import (
+    COMPILED,
+    Prepared,
+    Switch,
+    cap_of,
+    is_compiled,
+    own_hooks,
+    why_untunable,
+    why_unwatchable,
+)
+from commbench.live.watch_steps import SYNC_BUFFERS, StepParts
 
 if TYPE_CHECKING:
     from commbench.launch.events import Session
-    from commbench.live.director import Director
+    from commbench.live.director import BaseDirector
     from commbench.live.run import LiveFacts
     from commbench.results.recommendation import Recommendation
 
@@ -44,7 +54,7 @@ ALONE = "it trains on one rank, which exchanges no gradients"
 
 
 class LiveTuning:
-    """The tuning of one DDP model in this process.
+    """The tuning or the watching of one DDP model in this process.
 
     Args:
         ddp_model: the script's model; its reducer is exchanged between steps.
@@ -66,7 +76,7 @@ class LiveTuning:
         self.framework = framework
         self.recommendation: Recommendation | None = None
         """The conclusion, on every rank."""
-        self._director: Director | None = None
+        self._director: BaseDirector | None = None
         """Decides; on rank 0 only."""
         self._model = ddp_model
         self._ranks: Ranks | None = None
@@ -78,7 +88,10 @@ class LiveTuning:
         """Step at which the block under way began."""
         self._steps: list[Step] = []
         """Steps of the block under way that are over."""
-        self._boundaries: Boundaries | None = Boundaries(ddp_model, self._at_boundary)
+        self._is_watch = options.mode == "watch"
+        self._parts = StepParts(ddp_model) if self._is_watch else None
+        """Times the parts of steps if nothing is tuned."""
+        self._boundaries: Boundaries | None = Boundaries(ddp_model, self._at_boundary, watches_parts=self._is_watch)
         ddp_model.join_hook = self._joining
         ddp_model.__dict__["__getstate__"] = self._state
 
@@ -86,6 +99,10 @@ class LiveTuning:
     def is_over(self) -> bool:
         """Whether nothing of the tuning is left in the training."""
         return self._boundaries is None
+
+    @property
+    def _doing(self) -> str:
+        return DOING[self.options.mode]
 
     @property
     def _assembled(self) -> Ranks:
@@ -110,7 +127,7 @@ class LiveTuning:
         if restores and self._switch is not None:
             self._change_to(self._settings[0], is_trial=False)
         if dist.get_rank(self._model.process_group) == 0:
-            say(f"tuning is over, because {reason}. The training goes on with its own setting.")
+            say(f"{self._doing} is over, because {reason}. The training goes on with its own setting.")
         if self._director is not None:
             self._director.conclude("released", reason)
         self._close()
@@ -126,7 +143,7 @@ class LiveTuning:
         hooks = self._boundaries.hooks if self._boundaries is not None else set()
         before = state["_forward_pre_hooks"]
         state["_forward_pre_hooks"] = type(before)((key, hook) for key, hook in before.items() if key not in hooks)
-        return {key: value for key, value in state.items() if key not in {"join_hook", "__getstate__"}}
+        return {key: value for key, value in state.items() if key not in {"join_hook", "__getstate__", SYNC_BUFFERS}}
 
     # At the begin of a step
 
@@ -142,6 +159,8 @@ class LiveTuning:
             self._on_begin(self)
             if is_compiled(self._model):
                 self.release(f"{COMPILED}; torch.compile may be applied to the model inside DDP")
+        if ended is not None and self._parts is not None:
+            self._parts.end_step(ended)
         if ended is None or begun.index < WARM_UP_STEPS:
             return
         if self._ranks is None:
@@ -157,7 +176,8 @@ class LiveTuning:
             self.release(ALONE)
             return
         self._ranks = Ranks(self._model)
-        reason = next(filter(None, gather_everywhere(self._ranks, why_untunable(self._model))), "")
+        check = why_unwatchable if self._is_watch else why_untunable
+        reason = next(filter(None, gather_everywhere(self._ranks, check(self._model))), "")
         if reason:
             self.release(reason)
             return
@@ -175,6 +195,7 @@ class LiveTuning:
     def _plan(self, original: TrainingCase, session: Session) -> tuple[list[str], str]:
         """Return the keys of the settings, or why there is no tuning; on rank 0."""
         from commbench.live.director import Director
+        from commbench.live.watch_director import WatchDirector
 
         facts: LiveFacts = {
             "framework": self.framework,
@@ -183,7 +204,8 @@ class LiveTuning:
             "session": session,
         }
         try:
-            self._director = Director(self._model, self.options, original, facts)
+            director = WatchDirector if self._is_watch else Director
+            self._director = director(self._model, self.options, original, facts)
         except Exception as error:  # noqa: BLE001 - the training goes on
             return [], f"its run could not be begun: {error}"
         return [setting.key for setting in self._director.settings], ""
@@ -219,10 +241,14 @@ class LiveTuning:
         """Gather the times of each step and of the gap behind it on rank 0, which gives them to the director."""
         if not self._steps:
             return
-        gathered = self._assembled.gather_tensor(torch.from_numpy(step_times([*self._steps, begun])))
+        buckets = _bucket_bytes(self._model)
+        if self._parts is not None:
+            times = self._parts.times(self._steps, len(buckets))
+        else:
+            times = step_times([*self._steps, begun])
+        gathered = self._assembled.gather_tensor(torch.from_numpy(times))
         if self._director is not None and gathered is not None:
             losses = [[float(loss) for loss in step.losses] for step in self._steps]
-            buckets = _bucket_bytes(self._model)
             self._director.add_block(gathered.numpy(), losses, at=self._block_from, buckets=buckets)
 
     def _receive(self, begun: Step) -> Instruction:
@@ -234,7 +260,7 @@ class LiveTuning:
         return Instruction(Order(order), setting, steps)
 
     @staticmethod
-    def _next_instruction(director: Director, step: int) -> Instruction:
+    def _next_instruction(director: BaseDirector, step: int) -> Instruction:
         """Return what the director decides; the other ranks wait for it, so it must not raise."""
         try:
             return director.next_instruction(step)
@@ -249,6 +275,8 @@ class LiveTuning:
         prepared, failure = self._prepare(setting, is_trial=is_trial)
         if self._assembled.can_all(prepared is not None) and prepared is not None:
             self._switch.commit(prepared)
+            if self._parts is not None and prepared.hook is not None:
+                self._parts.observe(prepared.hook)
             return True
         if self._director is not None:
             self._director.refuse(setting, failure)
@@ -278,7 +306,7 @@ class LiveTuning:
     def _fail(self, error: Exception) -> None:
         """Give up. The setting stays, which is that of all ranks; these notice that the group is gone."""
         rank = dist.get_rank() if dist.is_initialized() else 0
-        reason = f"tuning failed on rank {rank}: {error!r}"
+        reason = f"{self._doing} failed on rank {rank}: {error!r}"
         say(f"{reason}. The training goes on.")
         with contextlib.suppress(Exception):
             if self._director is not None:
@@ -287,6 +315,8 @@ class LiveTuning:
 
     def _close(self) -> None:
         """Remove everything that the tuning has added but the reducer in use."""
+        if self._parts is not None:
+            self._parts.close()
         if self._boundaries is not None:
             self._boundaries.close()
             self._boundaries = None

@@ -8,12 +8,12 @@ Parameters, optimiser state and gradients stay untouched.
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -64,15 +64,38 @@ def why_untunable(ddp_model: DistributedDataParallel) -> str:
     return next((reason for reason, is_so in reasons.items() if is_so), "")
 
 
+def why_unwatchable(ddp_model: DistributedDataParallel) -> str:
+    """Return why the steps of the model cannot be watched, as a clause; empty if they can."""
+    if ddp_model._join_config.enable:  # noqa: SLF001 - the only way
+        return "the script uses join() for uneven inputs"
+    return ""
+
+
+def why_untimed(ddp_model: DistributedDataParallel) -> str:
+    """Return why a hook cannot time the buckets of the model, as a clause; empty if it can."""
+    if own_hooks(ddp_model) or ddp_model._get_ddp_logging_data().get("comm_hook"):  # noqa: SLF001 - of DDP's C++ part
+        return "the script has a communication hook of its own, which stays in use"
+    if any(getattr(module, "sparse", False) for module in ddp_model.module.modules()):
+        return "the model has sparse gradients"
+    return why_untunable(ddp_model)
+
+
 def is_compiled(ddp_model: DistributedDataParallel) -> bool:
-    """Return whether torch.compile was applied to the DDP object, not just to the model inside."""
+    """Return whether torch.compile was applied to the DDP object, not just to the model inside.
+
+    Call it in the forward pass of the object: the wrapper that torch.compile returns is looked for among the callers.
+    The garbage collector knows the wrapper, too, but to list its objects breaks tuples that other threads are making.
+    """
     if getattr(ddp_model, "_compiled_call_impl", None) is not None:
         return True
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is None:
-        return False
-    wrappers = (each for each in gc.get_objects() if issubclass(type(each), dynamo.OptimizedModule))
-    return any(wrapper._orig_mod is ddp_model for wrapper in wrappers)  # noqa: SLF001 - the only way
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the only way
+    while dynamo is not None and frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, dynamo.OptimizedModule) and caller._orig_mod is ddp_model:  # noqa: SLF001 - as above
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _has_safe_hook(ddp_model: DistributedDataParallel) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from commbench.results import DDP, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
-from commbench.results.info import is_live
+from commbench.results.info import is_live, is_watched
 from commbench.tuner.predictions import predictions
 from commbench.units import counted, format_duration
 
@@ -44,7 +44,8 @@ def time_spent(run: Run) -> str:
     if not total:
         return ""
     if is_live(run.info):
-        return f"Tuning took {format_duration(total)} of the training, in {counted(len(launches), 'launch')}."
+        doing = "Watching" if is_watched(run.info) else "Tuning"
+        return f"{doing} took {format_duration(total)} of the training, in {counted(len(launches), 'launch')}."
     hung = any(launch.get("status") == "hung" for launch in launches)
     kinds = {"buffers, verification": run.records, "building models": run.training_records}
     other = [name for name, records in kinds.items() if records] + (["waiting for the hung rank"] if hung else [])

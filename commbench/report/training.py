@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from commbench.analysis.watched import watched_lines
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import has_flag
@@ -18,7 +19,7 @@ from commbench.report.columns import Cell, Column, FittedTable, number, printed,
 from commbench.report.formats import launches_of, microseconds, percent, short, with_interval
 from commbench.report.table import failures, legend, marks_of, reasons, warnings_for, without_shared_flags
 from commbench.results import DDP, PREDICTIONS, Run
-from commbench.results.info import Launch, is_live
+from commbench.results.info import Launch, is_live, is_watched
 from commbench.results.recommendation import Choice, Recommendation, paragraph, setting_of, snippets
 from commbench.results.tables import rows_by
 from commbench.stats import family_hint
@@ -46,6 +47,8 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
         parts += map(Text, [*baseline_sentences(run), *without_ddp(group)])
         parts += reasons((named_setting(row), row) for row in shown)
     parts += legend(rows)
+    if is_watched(run.info):
+        parts += map(Text, ["", *watched_lines(run.training_records[-1], run.info)])
     return parts + [Text(f"! {warning}") for warning in training_warnings(run)]
 
 
@@ -66,7 +69,7 @@ def training_warnings(run: Run) -> list[str]:
 
 def baseline_sentences(run: Run) -> list[str]:
     """Return a sentence on the script's own setting, to which a live tuning compares all others; else none."""
-    if not is_live(run.info):
+    if not is_live(run.info) or is_watched(run.info):
         return []
     own = TrainingCase.from_key(run.info["baseline"])
     name = Choice(**setting_of(own)).name

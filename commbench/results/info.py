@@ -134,8 +134,13 @@ class RunInfo(Environment, total=False):
 
 
 def is_live(info: RunInfo) -> bool:
-    """Return whether the settings were tuned inside a person's own training."""
+    """Return whether commbench ran inside a person's own training."""
     return bool((info.get("plan") or {}).get("live"))
+
+
+def is_watched(info: RunInfo) -> bool:
+    """Return whether a person's own training was watched and nothing was tuned."""
+    return bool((info.get("plan") or {}).get("watch"))
 
 
 def is_complete(info: RunInfo) -> bool:

@@ -39,7 +39,16 @@ TRAFFIC_SHARE, TRAFFIC_HEADERS = 0.05, 4096
 #: Share by which the baseline's blocks in a launch may differ.
 DRIFT = 0.1
 #: Columns that are medians over launches of the field with the same name.
-_PARTS = ("forward_ms", "backward_ms", "optimizer_ms", "comm_ms", "skew_wait_ms", "compress_ms", "grad_rel_error")
+_PARTS = (
+    "forward_ms",
+    "backward_ms",
+    "optimizer_ms",
+    "comm_ms",
+    "exposed_comm_ms",
+    "skew_wait_ms",
+    "compress_ms",
+    "grad_rel_error",
+)
 #: Launches with fewer timed steps are flagged.
 FEWEST_STEPS = 3
 

@@ -236,7 +236,7 @@ def test_a_tuning_that_cannot_begin_is_a_clause(monkeypatch: pytest.MonkeyPatch)
     attach = pytest.importorskip("commbench.live.attach")
     monkeypatch.setenv(VARIABLE, "{}")
     reason = attach.take(object.__new__(attach.DistributedDataParallel))
-    assert f"tuning could not begin (InputError: {VARIABLE} holds '{{}}'" in reason
+    assert f"commbench could not begin (InputError: {VARIABLE} holds '{{}}'" in reason
 
 
 def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from labs import start_in_terminal
 
 from commbench.launch.launchers import MpirunLauncher
 from commbench.live import command as live_command
-from commbench.live.command import SITE, name_of, tune_training, why_unwritable
+from commbench.live.command import SITE, attach_to, name_of, why_unwritable
 from commbench.live.options import VARIABLE, LiveOptions
 from commbench.results import Store
 
@@ -80,6 +80,16 @@ def make_run(path: Path, **plan: object) -> None:
         ("tune --out bad.py/below -- true", "which is not a directory"),
         ("tune --out foreign -- true", "is no run of commbench and not empty"),
         ("tune --then stop", "--then was given and applies to a training only"),
+        ("watch", "watch takes a command behind --"),
+        ("watch --", "No command stands behind --; write e.g. commbench watch -- torchrun"),
+        ("watch torchrun train.py", "commbench watch -- torchrun train.py."),
+        ("watch -- absent-program train.py", "The command absent-program was not found"),
+        ("watch --steps 0 -- true", "--steps 0 was asked for"),
+        ("watch --time-limit 0 -- true", "--time-limit 0 was asked for"),
+        ("watch --then sleep -- true", "Unknown value of --then 'sleep'; choose from go-on, stop"),
+        ("watch --allow fp16 -- true", "No such option"),
+        ("watch --out bad.py -- true", "/bad.py is not a directory"),
+        ("watch --out foreign -- true", "is no run of commbench and not empty"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_started(
@@ -97,17 +107,22 @@ def test_bad_input_is_one_sentence_and_nothing_is_started(
 
 
 @pytest.mark.parametrize(
-    ("plan", "words"),
+    ("command", "plan", "words"),
     [
-        ({"cases": 3}, "holds a run that commbench tune -- COMMAND did not write"),
-        ({"live": True, "workload": "other.py"}, "/held holds the tuning of other.py, and this is true"),
+        ("tune", {"cases": 3}, "holds a run that commbench tune -- COMMAND did not write"),
+        ("tune", {"live": True, "workload": "other.py"}, "/held holds results of other.py, and this is true"),
+        ("tune", {"live": True, "watch": True, "workload": "true"}, "that commbench tune -- COMMAND did not write"),
+        ("watch", {"live": True, "workload": "true"}, "holds a run that commbench watch -- COMMAND did not write"),
+        ("watch", {"cases": 3}, "holds a run that commbench watch -- COMMAND did not write"),
     ],
 )
-def test_a_directory_of_another_run_is_refused(commbench: Command, plan: dict[str, object], words: str) -> None:
+def test_a_directory_of_another_run_is_refused(
+    commbench: Command, command: str, plan: dict[str, object], words: str
+) -> None:
     """Refuse the directory of another type of run or training, and leave it unchanged."""
     make_run(commbench.home / "held", **plan)
     before = commbench.files()
-    outcome = commbench("tune --out held -- true")
+    outcome = commbench(f"{command} --out held -- true")
     assert 2 == outcome.code
     assert words in outcome.err
     assert before == commbench.files()
@@ -119,7 +134,9 @@ def noted(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 
     def run(line: str) -> LiveOptions:
         handed: list[LiveOptions] = []
-        monkeypatch.setattr("commbench.cli.tune.tune_training", lambda _, options: handed.append(options) or 0)
+        for command in ("tune", "watch"):
+            attach = f"commbench.cli.{command}.attach_to"
+            monkeypatch.setattr(attach, lambda _, options: handed.append(options) or 0)
         outcome: Outcome = commbench(line)
         assert (0, "") == (outcome.code, outcome.err)
         return handed[0]
@@ -158,6 +175,16 @@ def test_options_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
     assert ("true", "--", "--seed", "1") == options.argv
 
 
+def test_options_of_watching_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
+    """Name the directory by the script, and take the options before the separator."""
+    options = noted("watch -- true my_train.py")
+    assert ("watch", "my_train.py", None, "go-on") == (options.mode, options.workload, options.steps, options.then)
+    assert "-watch-my_train-" in options.out
+    options = noted("watch --steps 9 --time-limit 8 --then stop --out o -- true -- --steps 1")
+    assert (9, 8, "stop") == (options.steps, options.time_limit_s, options.then)
+    assert ("true", "--", "--steps", "1") == options.argv
+
+
 @pytest.mark.parametrize(
     ("line", "name"),
     [
@@ -184,7 +211,7 @@ def test_the_exit_code_is_that_of_the_command(
     options: LiveOptions, capfd: pytest.CaptureFixture[str], script: str, code: int
 ) -> None:
     """Return the command's code, or 128 plus its signal; report in one line that nothing was tuned."""
-    assert code == tune_training(["sh", "-c", script], options)
+    assert code == attach_to(["sh", "-c", script], options)
     out, err = capfd.readouterr()
     assert not out
     assert 1 == len(err.splitlines())
@@ -196,9 +223,9 @@ def test_output_and_input_pass_through_to_the_byte(tmp_path: Path, options: Live
     data = bytes(range(256)) * 300
     script = f"""
 import sys
-from commbench.live.command import tune_training
+from commbench.live.command import attach_to
 from commbench.live.options import LiveOptions
-sys.exit(tune_training(["cat"], LiveOptions(out={options.out!r}, workload="cat")))
+sys.exit(attach_to(["cat"], LiveOptions(out={options.out!r}, workload="cat")))
 """
     done = subprocess.run([sys.executable, "-c", script], input=data, capture_output=True, timeout=60, check=False)
     assert (0, data) == (done.returncode, done.stdout)
@@ -224,7 +251,7 @@ def test_a_failure_to_conclude_leaves_the_exit_code(
         raise OSError(errno.EIO, "the disk is gone")
 
     monkeypatch.setattr(live_command, "complete", fail)
-    assert 4 == tune_training(["sh", "-c", "exit 4"], options)
+    assert 4 == attach_to(["sh", "-c", "exit 4"], options)
     assert "could not be completed: [Errno 5] the disk is gone" in capfd.readouterr().err
 
 
@@ -234,7 +261,7 @@ def test_only_the_first_of_several_conductors_concludes(
     """Print nothing in a conductor that a launcher started as another rank than 0."""
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    assert 0 == tune_training(["true"], options)
+    assert 0 == attach_to(["true"], options)
     assert ("", "") == capfd.readouterr()
 
 
@@ -253,7 +280,7 @@ def test_an_unwritable_directory_leaves_the_training_untouched(
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert 6 == tune_training(["sh", "-c", f'echo "<${VARIABLE}>"; exit 6'], options)
+    assert 6 == attach_to(["sh", "-c", f'echo "<${VARIABLE}>"; exit 6'], options)
     out, err = capfd.readouterr()
     assert "<>\n" == out
     line = f"commbench: the training is not tuned, because --out {options.out} cannot be written ({reason})."
@@ -281,7 +308,7 @@ def started(monkeypatch: pytest.MonkeyPatch, options: LiveOptions) -> Started:
         monkeypatch.setattr(live_command, "_conclude", lambda _: None)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        tune_training(words, options)
+        attach_to(words, options)
         return calls[0]
 
     return run
@@ -387,7 +414,7 @@ def test_a_real_mpirun_takes_the_options(
         monkeypatch.setenv(name, value)
     script = f'echo "${{PYTHONPATH%%:*}} ${{{VARIABLE}:+set}}"'
     words = [mpirun.mpirun, "-n", "2", "--oversubscribe", "--bind-to", "none", "sh", "-c", script]
-    assert 0 == tune_training(words, options)
+    assert 0 == attach_to(words, options)
     assert [f"{SITE} set"] * 2 == capfd.readouterr().out.splitlines()
 
 
@@ -397,8 +424,8 @@ def test_a_real_mpirun_takes_the_options(
 def conductor(options: LiveOptions) -> list[str]:
     """Return the command of a process that tunes `COUNTER`."""
     script = (
-        "import sys; from commbench.live.command import tune_training; from commbench.live.options import LiveOptions; "
-        f"sys.exit(tune_training([sys.executable, '-c', {COUNTER!r}], LiveOptions(out={options.out!r}, workload='c')))"
+        "import sys; from commbench.live.command import attach_to; from commbench.live.options import LiveOptions; "
+        f"sys.exit(attach_to([sys.executable, '-c', {COUNTER!r}], LiveOptions(out={options.out!r}, workload='c')))"
     )
     return [sys.executable, "-c", script]
 
@@ -467,5 +494,5 @@ def test_ctrl_c_in_a_terminal_reaches_the_command_once(options: LiveOptions) -> 
 def test_signals_are_handled_as_before_afterwards(options: LiveOptions) -> None:
     """Restore the signal handlers after the command."""
     before = [signal.getsignal(number) for number in live_command._PASSED_ON]
-    tune_training([shutil.which("true") or "true"], options)
+    attach_to([shutil.which("true") or "true"], options)
     assert before == [signal.getsignal(number) for number in live_command._PASSED_ON]

@@ -166,7 +166,7 @@ def test_a_full_disk_stops_writing_and_nothing_else(
     assert conclusion is not None
     assert "change" == conclusion.verdict
     (line,) = capfd.readouterr().err.splitlines()
-    assert f"results are no longer written to {out}, and tuning goes on: no space is left; make room." in line
+    assert f"results are no longer written to {out}, and the training goes on: no space is left; make room." in line
     loaded = load_run(out)
     assert (1, "running") == (len(loaded.training_records), loaded.info["status"])
 

@@ -30,6 +30,7 @@ LATE_IMPORTS = {
     ("launch.rank", "ddp.devices"): "a rank that measures collectives loads no torch",
     ("launch.rank", "ddp.session"): "a rank that measures collectives loads no torch",
     ("live.session", "live.director"): "only rank 0 decides and writes",
+    ("live.session", "live.watch_director"): "only rank 0 decides and writes",
     ("live.site.sitecustomize", "live.attach"): "a process that makes no DDP model loads nothing of commbench",
     ("report.page.writing", "report.figures"): "printing a table draws no figure",
 }

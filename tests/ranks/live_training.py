@@ -1,10 +1,12 @@
-"""Run on Gloo ranks: train with and without live tuning, and compare the final states."""
+"""Run on Gloo ranks: train tuned, watched or alone, and compare the final states."""
 
 import contextlib
 import copy
 import io
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +20,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import commbench
+from commbench.analysis.watched import find_straggler, parts_of
 from commbench.live.adopt import adopt
 from commbench.live.options import LiveOptions
+from commbench.live.switching import own_hooks
 from commbench.results import load_run
 
-#: Optimiser steps of a training, and those after which tuning ends.
-STEPS, TUNED = 130, 120
+#: Optimiser steps of a training, those after which tuning ends, and those that are watched.
+STEPS, TUNED, WATCHED = 130, 120, 80
 WIDTH, BATCH = 96, 8
 
 
@@ -61,6 +65,10 @@ class Way:
     keeps_tensors: bool = False
     """Gradients are set to 0, not to None."""
     evaluates: bool = False
+    late_s: float = 0.0
+    """Seconds for which rank 1 waits for its data in each step."""
+    killed_at: int | None = None
+    """The step at which rank 1 is killed."""
 
 
 WAYS = {
@@ -82,6 +90,8 @@ WAYS = {
         has_spare=True, ddp=(("find_unused_parameters", True), ("gradient_as_bucket_view", True)), has_hook=True
     ),
     "zeroed_late_own_size": Way(zeroes_late=True, keeps_tensors=True, ddp=(("bucket_cap_mb", 0.05),)),
+    "late": Way(late_s=0.02),
+    "killed": Way(killed_at=40),
 }
 
 
@@ -99,6 +109,9 @@ def train(model: DistributedDataParallel, way: Way, steps: int = STEPS) -> list[
     scaler = torch.amp.GradScaler("cpu", enabled=way.has_scaler)
     generator = torch.Generator().manual_seed(1 + dist.get_rank())
     for step in range(steps):
+        if dist.get_rank() and step == way.killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(way.late_s * dist.get_rank())
         for micro in range(way.accumulation):
             is_last = micro == way.accumulation - 1
             with contextlib.nullcontext() if is_last else model.no_sync():
@@ -134,6 +147,49 @@ def compare(name: str) -> dict[str, Any]:
         "hooks_left": everywhere(len(model._forward_pre_hooks) + ("join_hook" in model.__dict__)),
         **tried(out),
     }
+
+
+def watch(name: str) -> dict[str, Any]:
+    """Train with and without being watched; return whether both end alike, and what was seen."""
+    way = WAYS[name]
+    without = train(make(way), way)
+    model, out = make(way), directory(f"watched-{name}")
+    adopt(model, watching(out, name))
+    messages = io.StringIO()
+    with contextlib.redirect_stderr(messages):
+        watched = train(model, way)
+    hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
+    is_left = bool(model._forward_pre_hooks) or any(hooks) or not {"join_hook", "_sync_buffers"}.isdisjoint(vars(model))
+    found = {
+        "same": all(everywhere(all(torch.equal(*pair) for pair in zip(without, watched, strict=True)))),
+        "left": any(everywhere(is_left or torch.autograd.backward.__module__ != "torch.autograd")),
+        "hooks": everywhere([function.__name__ for function, _ in own_hooks(model)]),
+        "messages": messages.getvalue(),
+    }
+    if dist.get_rank():
+        return found
+    (record,) = load_run(out).training_records[-1:]
+    return {
+        **found,
+        "steps": len(record.step_ms),
+        "parts": {part.name: part.share for part in parts_of(record)},
+        "buckets": [bucket.size_bytes for bucket in record.buckets] == [*record.bucket_bytes],
+        "straggler": find_straggler(record.computing_ms),
+        "case": [record.case.accumulation, record.case.hook_name],
+    }
+
+
+def watching(out: Path, name: str) -> LiveOptions:
+    """Return the options of a training that is watched."""
+    return LiveOptions(out=str(out), workload=name, mode="watch", steps=WATCHED)
+
+
+def killed(how: str) -> None:
+    """Train until a rank is killed; ``how`` is ``watched`` or ``alone``."""
+    model = make(WAYS["killed"])
+    if how == "watched":
+        adopt(model, watching(directory("killed"), "killed"))
+    train(model, WAYS["killed"])
 
 
 def tried(out: Path) -> dict[str, Any]:
@@ -259,6 +315,8 @@ def hooked(state: object) -> DistributedDataParallel:
 
 CHECKS: dict[str, Callable[..., Any]] = {
     "compare": lambda *names: {name: compare(name) for name in names},
+    "watch": lambda *names: {name: watch(name) for name in names},
+    "killed": killed,
     "compressed": compressed,
     "in_turn": in_turn,
     "uneven": uneven,

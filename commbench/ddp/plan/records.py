@@ -74,6 +74,16 @@ class TrainingRecord:
     optimizer_ms: float | None = None
     comm_ms: float | None = None
     """Time with a bucket in flight, on the rank where this is shortest."""
+    exposed_comm_ms: float | None = None
+    """In a watched training: from the last local gradient to the end of the backward pass; None elsewhere.
+
+    There this and the other parts of a step are means over steps, each step on the rank that waits least for others. A
+    step lasts from the end of an exchange of gradients to the end of the next one.
+    """
+    broadcast_ms: float | None = None
+    """In a watched training: the broadcast of buffers that DDP makes before a forward pass."""
+    computing_ms: Sequence[Sequence[float]] = ()
+    """In a watched training, by group of ten steps and rank: the median step without broadcasts and exchange."""
     skew_wait_ms: float | None = None
     """Time with a bucket in flight beyond ``comm_ms``; mean over ranks."""
     compress_ms: float | None = None
@@ -182,7 +192,8 @@ class TrainingRow:
     optimizer_ms: float | None = column("optimiser")
     comm_ms: float | None = column("time with a bucket in flight, on the rank with the shortest")
     exposed_comm_ms: float | None = column(
-        "communication that the step waits for: backward pass beyond the backward without DDP and beyond compressing"
+        "communication that the step waits for: backward pass beyond the backward without DDP and beyond compressing; "
+        "in a watched training: from the last local gradient to the end of the backward pass"
     )
     skew_wait_ms: float | None = column("waiting for slower ranks inside communication, mean over ranks")
     compress_ms: float | None = column("compressing and decompressing, mean over ranks")

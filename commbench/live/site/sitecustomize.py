@@ -48,7 +48,8 @@ def take(made: object) -> None:
     if reason and reason not in SAID and rank() == 0:
         SAID.add(reason)
         try:
-            sys.stderr.write(f"commbench: the training is not tuned, because {reason}.\n")
+            done = "watched" if '"mode": "watch"' in os.environ.get("COMMBENCH_TUNE", "") else "tuned"
+            sys.stderr.write(f"commbench: the training is not {done}, because {reason}.\n")
             sys.stderr.flush()
         except (AttributeError, OSError, ValueError):  # the training has closed or replaced stderr
             pass

@@ -15,7 +15,7 @@ from commbench.report.figures.drawing import GRID, INK, MOST_SERIES, MUTED, SERI
 from commbench.report.figures.words import prefixes, sentences
 from commbench.report.formats import listed
 from commbench.results import Run
-from commbench.results.info import is_live
+from commbench.results.info import is_live, is_watched
 from commbench.results.losses import Loss
 from commbench.results.recommendation import Choice, setting_of
 from commbench.results.summary import latest
@@ -87,9 +87,9 @@ def live_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def course_of(run: Run, prefix: str = "") -> Course | None:
-    """Return the last launch of a live tuning; None of any other run, and without a block."""
+    """Return the last launch of a live tuning; None of any other run, and of one without a block."""
     records = [record for record in latest(run.training_records).values() if len(record.block_at)]
-    if not is_live(run.info) or not records:
+    if not is_live(run.info) or is_watched(run.info) or not records:
         return None
     launch = max(record.launch for record in records)
     spans = _spans([record for record in records if record.launch == launch])

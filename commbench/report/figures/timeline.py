@@ -12,6 +12,7 @@ from commbench.hooks.registry import NONE
 from commbench.report.figures.drawing import BAD, INK, MUTED, SERIES, Drawing, Style, slug
 from commbench.report.figures.words import Group, Trial, case_of, groups, sentences, setting_name
 from commbench.results import Run
+from commbench.results.info import is_watched
 from commbench.units import counted, three_digits
 
 if TYPE_CHECKING:
@@ -164,8 +165,8 @@ def caption_of(trial: Trial, steps: Sequence[Step]) -> str:
     plain = any(step.row.hook == NONE for step in steps)
     return sentences(
         "Medians over launches: the passes on top, below them each bucket from ready (black tick) over its wait and "
-        "the hook's own work (compressing, dividing) to done; shaded at its end is by how much the backward pass is "
-        "longer than without DDP and compressing: exposed communication.",
+        f"the hook's own work (compressing, dividing) to done; shaded at its end is {_shaded(trial)}: exposed "
+        "communication.",
         "Buckets of hook none are timed in extra steps with the pass-through hook, so they may end after the "
         "pass on top, which comes from other steps."
         if plain
@@ -173,6 +174,12 @@ def caption_of(trial: Trial, steps: Sequence[Step]) -> str:
         *(_waits(step) for step in steps),
         _gain(first, steps[1]) if len(steps) > 1 else _alone(trial),
     )
+
+
+def _shaded(trial: Trial) -> str:
+    if is_watched(trial.run.info):
+        return "the time from the last local gradient to the end of the backward pass"
+    return "by how much the backward pass is longer than without DDP and compressing"
 
 
 def _waits(step: Step) -> str:

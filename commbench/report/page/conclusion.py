@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from commbench.analysis.prediction.links import limit_of
 from commbench.analysis.runs import all_rank_rows, straggler_findings
+from commbench.analysis.watched import watched_sentences
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
@@ -23,7 +24,7 @@ from commbench.report.page.parts import Finding
 from commbench.report.state import undecided, unfinished
 from commbench.report.table import ROWS, Things, format_time_us, precision_of, warned
 from commbench.results import Run
-from commbench.results.info import is_complete, measures_interconnect, shares_gpu
+from commbench.results.info import is_complete, is_watched, measures_interconnect, shares_gpu
 from commbench.results.pairs import Matrix
 from commbench.results.recommendation import Recommendation, headline, learning_cost, safe_sentences, warnings_sentence
 from commbench.system.environment import differing
@@ -180,7 +181,7 @@ _TONES: Sequence[Tone] = ("bad", "warning", "good", "quiet", "")
 
 def find_conclusion(runs: Sequence[Run]) -> list[Finding]:
     """Return the conclusion in order: state of the runs, settings, stragglers, network speed, precision, warnings."""
-    kinds = (_state, _settings, _slow, bandwidths, pairs, latencies, _precision)
+    kinds = (_state, _settings, _watched, _slow, bandwidths, pairs, latencies, _precision)
     findings_by_kind = [[(run, finding) for run in runs for finding in kind(run)] for kind in kinds]
     warnings = list(_warnings(runs))
     if not any(findings_by_kind) and not warnings:
@@ -245,6 +246,14 @@ def _settings(run: Run) -> Iterable[Finding]:
         is_lead=True,
         more=("training", "What to paste, what it costs, and all that was tried"),
     )
+
+
+def _watched(run: Run) -> Iterable[Finding]:
+    """Where the steps of a watched training go."""
+    if is_watched(run.info) and run.training_records:
+        first, *others = watched_sentences(run.training_records[-1], run.info)
+        more = ("training", "The parts of a step, and each rank")
+        yield Finding(label="Steps", texts=[first], details=others, is_lead=True, more=more)
 
 
 def _details(advice: Recommendation) -> list[str]:

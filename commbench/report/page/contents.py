@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from commbench.analysis.runs import network_model, straggler_findings
+from commbench.analysis.watched import Part, RankTime, parts_of, rank_times, watched_sentences
 from commbench.collectives.composed import MATRIX
 from commbench.ddp.plan.records import TrainingRow
 from commbench.report.advice import advise_run
@@ -18,6 +19,7 @@ from commbench.report.columns import (
     flag_column,
     interval,
     make_table,
+    make_tables,
     number,
     outcome,
     verdict_cell,
@@ -44,6 +46,7 @@ from commbench.report.training import (
     without_ddp,
 )
 from commbench.results import DDP, PREDICTIONS, Run
+from commbench.results.info import is_watched
 from commbench.results.recommendation import paragraph, snippets
 from commbench.tuner.predictions import PredictionRow, predictions
 
@@ -279,11 +282,34 @@ def _trained(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
         warnings=_each(runs, training_warnings),
         codes=_snippets(runs),
         figures=_of(drawings, "training", "timeline", "learning"),
-        tables=training_tables(runs),
+        tables=[*_watched_tables(runs), *training_tables(runs)],
     )
 
 
+def _watched_tables(runs: Sequence[Run]) -> list[Table]:
+    """Return the parts of a step and the ranks of watched trainings."""
+    watched = [run for run in runs if is_watched(run.info) and run.training_records]
+    return [
+        *make_tables("Parts of a step", watched, lambda run: parts_of(run.training_records[-1]), _PARTS),
+        *make_tables("Ranks", watched, lambda run: rank_times(run.training_records[-1], run.info), _RANKS),
+    ]
+
+
+_PARTS: list[Column[Part]] = [
+    Column("part", "name"),
+    number("time", "ms", unit="ms", about="mean over steps, on the rank that the others wait for"),
+    number("share", "share", unit="%", scale=100, about="of the mean step"),
+]
+_RANKS: list[Column[RankTime]] = [
+    Column("rank", "rank"),
+    Column("host", "host"),
+    number("computing", "computing_ms", unit="ms", about="from an exchange of gradients to the last gradient, median"),
+]
+
+
 def _verdict(run: Run) -> list[str]:
+    if is_watched(run.info) and run.training_records:
+        return watched_sentences(run.training_records[-1], run.info)
     if not run.recommendation:
         return []
     cost = [render_cost(run.recommendation, run.info.get("launches") or ()).plain] if predictions(run) else []

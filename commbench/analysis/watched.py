@@ -1,0 +1,132 @@
+"""Says where the steps of a watched training go: parts of a step, ranks, the straggler, and what tuning could gain."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shlex
+from collections.abc import Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+
+from commbench.analysis.stragglers.judging import ALPHA, RELEVANT, judge, rank_sum_p
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.results.info import RunInfo
+from commbench.stats import median
+from commbench.units import counted, three_digits
+
+#: Ranks of which neither is the typical one.
+_PAIR = 2
+
+
+class Part(NamedTuple):
+    """A part of the mean step."""
+
+    name: str
+    ms: float
+    share: float
+    """Of the step."""
+
+
+class RankTime(NamedTuple):
+    """What one rank does between two exchanges of gradients."""
+
+    rank: int
+    host: str
+    computing_ms: float
+    """Median time from the end of an exchange to the last local gradient before the next one, without broadcasts."""
+
+
+def parts_of(record: TrainingRecord) -> list[Part]:
+    """Return the parts of the mean step; they add up to it, because the last one is the rest."""
+    step_ms, exposed_ms = fmean(record.step_ms), record.exposed_comm_ms or 0.0
+    parts_ms = {
+        **({"broadcast of buffers, as of BatchNorm": record.broadcast_ms} if record.broadcast_ms else {}),
+        "forward pass, with the loss": record.forward_ms or 0.0,
+        "backward pass, without exposed communication": (record.backward_ms or 0.0) - exposed_ms,
+        "exposed communication of gradients": exposed_ms,
+        "optimiser": record.optimizer_ms or 0.0,
+    }
+    parts_ms["other, such as loading data, logging, saving"] = max(0.0, step_ms - sum(parts_ms.values()))
+    return [Part(name, ms, ms / step_ms) for name, ms in parts_ms.items()]
+
+
+def rank_times(record: TrainingRecord, info: RunInfo) -> list[RankTime]:
+    """Return the ranks of a watched training in their order."""
+    hosts = {entry["rank"]: entry["host"] for entry in info.get("ranks", ())}
+    medians_ms = np.median(np.asarray(record.computing_ms), axis=0).tolist()
+    return [RankTime(rank, hosts.get(rank, ""), ms) for rank, ms in enumerate(medians_ms)]
+
+
+def watched_sentences(record: TrainingRecord, info: RunInfo) -> list[str]:
+    """Return the mean step, the range of ranks, the straggler and the bound of a watched training.
+
+    Args:
+        record: of a launch, with a block or more.
+        info: contents of ``run.json``.
+    """
+    step_ms = fmean(record.step_ms)
+    ranks = rank_times(record, info)
+    fastest, slowest = (choose(ranks, key=lambda each: each.computing_ms) for choose in (min, max))
+    mean = (
+        f"A step takes {three_digits(step_ms)} ms on average over {counted(len(record.step_ms), 'step')}, "
+        f"{three_digits(median(record.step_ms))} ms in the median. The parts are of the rank that the others wait "
+        "for."
+    )
+    skew = (
+        f"Between two exchanges of gradients a rank computes for {three_digits(fastest.computing_ms)} ms (rank "
+        f"{fastest.rank}) to {three_digits(slowest.computing_ms)} ms (rank {slowest.rank})."
+    )
+    straggler = _straggler_sentence(find_straggler(record.computing_ms), ranks)
+    return [mean, f"{skew} {straggler}", _bound_sentence(step_ms, record.exposed_comm_ms or 0.0, info)]
+
+
+def watched_lines(record: TrainingRecord, info: RunInfo) -> list[str]:
+    """Return `watched_sentences` with the parts of a step as a table, for a terminal."""
+    parts = parts_of(record)
+    width = max(len(part.name) for part in parts)
+    table = [f"    {part.name:<{width}} {part.ms:10.2f} ms {100 * part.share:5.1f} %" for part in parts]
+    first, *others = watched_sentences(record, info)
+    return [first, *table, *others]
+
+
+def find_straggler(computing_ms: Sequence[Sequence[float]]) -> int | None:
+    """Return the rank that is slower than its peers beyond noise; None if there is none.
+
+    The rule is that of `commbench.analysis.stragglers`, with groups of steps in place of launches. Of two ranks neither
+    is typical. The slower one is named if it is slower in so many groups that chance is excluded.
+
+    Args:
+        computing_ms: by group of steps and rank, as `TrainingRecord.computing_ms`.
+    """
+    values = np.log(np.maximum(np.asarray(computing_ms, dtype=float), 1e-6))
+    if values.ndim != _PAIR or not len(values):
+        return None
+    if values.shape[1] != _PAIR:
+        slow = judge(values, alpha=ALPHA).slow
+        return slow[0] if slow else None
+    ahead = values[:, 1] - values[:, 0]
+    slower = int(np.median(ahead) > 0)
+    times_slowest = int((ahead > 0).sum() if slower else (ahead < 0).sum())
+    total = 2 * len(values) - times_slowest  # rank 1 in each group in which it is the slower one, else 2
+    is_beyond = abs(float(np.median(ahead))) > math.log(RELEVANT)
+    return slower if is_beyond and rank_sum_p(total, _PAIR, len(values)) <= ALPHA / _PAIR else None
+
+
+def _straggler_sentence(straggler: int | None, ranks: Sequence[RankTime]) -> str:
+    if straggler is None:
+        return "No rank is slower than the others beyond noise."
+    late_ms = ranks[straggler].computing_ms - median([each.computing_ms for each in ranks if each.rank != straggler])
+    place = f"rank {straggler} on {ranks[straggler].host}" if ranks[straggler].host else f"rank {straggler}"
+    return f"The straggler is {place}: the others wait {three_digits(late_ms)} ms for its gradients."
+
+
+def _bound_sentence(step_ms: float, exposed_ms: float, info: RunInfo) -> str:
+    gain = step_ms / (step_ms - exposed_ms)
+    command = shlex.join(itertools.islice(itertools.dropwhile(lambda word: word != "--", info["argv"]), 1, None))
+    return (
+        f"Without exposed communication of gradients a step would be {gain:.2f} times as fast; that is the bound. "
+        f"To try: commbench tune -- {command}"
+    )

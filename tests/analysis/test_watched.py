@@ -1,0 +1,88 @@
+"""What is said of a watched training: parts of a step, the straggler, and the bound."""
+
+import random
+
+import pytest
+from training_builders import make_training_case
+
+from commbench.analysis.watched import find_straggler, parts_of, watched_lines, watched_sentences
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.results.info import RunInfo
+
+
+def make_computing_ms(factors: list[float], *, groups: int = 20, noise: float = 0.02) -> list[list[float]]:
+    """Return steps without exposed communication of ranks that take these factors of 40 ms."""
+    generator = random.Random(7)
+    return [[40 * factor * generator.lognormvariate(0, noise) for factor in factors] for _ in range(groups)]
+
+
+@pytest.mark.parametrize(
+    ("factors", "slow"),
+    [([1, 1.5], 1), ([1.5, 1], 0), ([1, 1], None), ([1, 1.05], None), ([1, 1, 1.4, 1], 2), ([1, 1, 1, 1], None)],
+)
+def test_the_slow_rank_is_named(factors: list[float], slow: int | None) -> None:
+    """Name a rank that is 1.4 times as slow or more, and none that is slower by less than the smallest relevant."""
+    assert slow == find_straggler(make_computing_ms(factors))
+
+
+def test_few_groups_name_nobody() -> None:
+    """Name no rank of two after five groups: chance is not excluded."""
+    assert find_straggler(make_computing_ms([1, 1.5], groups=5)) is None
+    assert find_straggler([]) is None
+
+
+def make_record(**changes: object) -> TrainingRecord:
+    """Return the record of a watched training: five steps of 100 ms on average, and two ranks."""
+    fields = {
+        "case": make_training_case(),
+        "launch": 0,
+        "step_ms": (90.0, 90.0, 90.0, 90.0, 140.0),
+        "forward_ms": 30.0,
+        "backward_ms": 60.0,
+        "exposed_comm_ms": 20.0,
+        "optimizer_ms": 6.0,
+        "computing_ms": make_computing_ms([1, 1.5], noise=0.0),
+    }
+    return TrainingRecord(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+INFO: RunInfo = {
+    "argv": ["commbench", "watch", "--out", "o", "--", "torchrun", "my train.py", "--", "x"],
+    "ranks": [{"rank": 0, "host": "n1"}, {"rank": 1, "host": "n2"}],  # type: ignore[typeddict-item]
+}
+
+
+def test_the_straggler_has_its_host_and_its_delay() -> None:
+    """Name rank and host, and the time that the others wait for it."""
+    sentence = watched_sentences(make_record(), INFO)[1]
+    assert "computes for 40.0 ms (rank 0) to 60.0 ms (rank 1)." in sentence
+    assert sentence.endswith("The straggler is rank 1 on n2: the others wait 20.0 ms for its gradients.")
+
+
+def test_equal_ranks_have_no_straggler() -> None:
+    """Say that no rank is slower, with the range of ranks."""
+    sentence = watched_sentences(make_record(computing_ms=make_computing_ms([1, 1])), INFO)[1]
+    assert sentence.endswith("No rank is slower than the others beyond noise.")
+
+
+def test_parts_add_up_to_the_mean_step() -> None:
+    """Give the rest of the mean step a part of its own, so that the parts sum to the step."""
+    parts = parts_of(make_record())
+    assert [30.0, 40.0, 20.0, 6.0, 4.0] == pytest.approx([part.ms for part in parts])
+    assert 1 == pytest.approx(sum(part.share for part in parts))
+    assert parts[-1].name.startswith("other")
+
+
+def test_broadcasts_of_buffers_are_a_part() -> None:
+    """Name the broadcast where the model has buffers, and keep the sum."""
+    parts = parts_of(make_record(broadcast_ms=3.0))
+    assert [3.0, 30.0, 40.0, 20.0, 6.0, 1.0] == pytest.approx([part.ms for part in parts])
+
+
+def test_a_terminal_shows_the_parts_and_the_bound() -> None:
+    """Print each part with its share, and the command to try behind the bound."""
+    lines = watched_lines(make_record(), INFO)
+    assert lines[0].startswith("A step takes 100 ms on average over 5 steps, 90.0 ms in the median.")
+    assert [30.0, 40.0, 20.0, 6.0, 4.0] == [float(line.split()[-2]) for line in lines if line.endswith(" %")]
+    assert "of gradients a step would be 1.25 times as fast; that is the bound." in lines[-1]
+    assert lines[-1].endswith("To try: commbench tune -- torchrun 'my train.py' -- x")

@@ -1,0 +1,128 @@
+"""Trainings on two real Gloo ranks that are watched: they end as without it, and their steps are explained."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from effort import cases
+from gloo_ranks import found_by, run_gloo_ranks
+
+from commbench.results import load_run
+
+pytest.importorskip("torch")
+
+#: Ways to write a training loop, see `live_training`.
+WAYS = cases(["plain", "accumulation", "own_hook", "late"], ["views", "unused", "zeroed_late", "scaler", "evaluation"])
+#: An unmodified training of 60 steps on two ranks.
+SCRIPT = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(60):
+    optimizer.zero_grad()
+    model(torch.ones(8, 64)).square().mean().backward()
+    optimizer.step()
+if not dist.get_rank():
+    print("trained")
+dist.barrier()
+dist.destroy_process_group()
+"""
+Start = Callable[[str], tuple[Path, list[tuple[int, str, str]]]]
+
+
+@pytest.fixture(scope="module")
+def start(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """``start(check)``: run a check of `live_training` on two ranks; return its directory, and how each rank ended."""
+
+    def run(check: str) -> tuple[Path, list[tuple[int, str, str]]]:
+        store = tmp_path_factory.mktemp("watched") / "store"
+        return store.parent, run_gloo_ranks(forked_python, 2, "live_training.py", check, store=store)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def watched(start: Start) -> Any:
+    """What each way of training ends with."""
+    return found_by(start(":".join(["watch", *WAYS]))[1])["watch"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_parameters_end_to_the_bit_as_without_watching(watched: Any, way: str) -> None:
+    """Compare parameters and buffers on both ranks, and find nothing of the watching in the training afterwards."""
+    assert watched[way]["same"]
+    assert not watched[way]["left"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_steps_have_parts_that_add_up(watched: Any, way: str) -> None:
+    """Find each step that was asked for in the run; every part of it took some time, and together they are the step."""
+    found = watched[way]
+    assert 80 == found["steps"]
+    assert len(found["parts"]) == 6
+    assert all(share > 0 for share in found["parts"].values())
+    assert 1 == pytest.approx(sum(found["parts"].values()))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_hook_of_the_script_stays(watched: Any, way: str) -> None:
+    """Keep the script's own hook, and say that buckets are not timed then; time each bucket otherwise."""
+    found, is_own = watched[way], way == "own_hook"
+    assert [["fp16_compress_hook"] if is_own else []] * 2 == found["hooks"]
+    assert is_own == ("the script has a communication hook of its own, which stays" in found["messages"])
+    assert is_own != found["buckets"]
+
+
+def test_accumulation_is_noticed(watched: Any) -> None:
+    """Find the forward passes of a step in the record."""
+    assert [3, "none"] == watched["accumulation"]["case"]
+
+
+def test_a_rank_that_waits_for_its_data_is_named(watched: Any) -> None:
+    """Find the waiting in the part that names loading data, and the rank that waits as the straggler."""
+    parts = watched["late"]["parts"]
+    assert max(parts, key=parts.__getitem__).startswith("other, such as loading data")
+    assert 1 == watched["late"]["straggler"]
+
+
+def test_a_killed_rank_ends_the_training_as_without_watching(start: Start) -> None:
+    """Let the other rank end by the same error when a rank is killed, and keep the blocks that were over."""
+    _, alone = start("killed:alone")
+    directory, watched = start("killed:watched")
+    assert [status for status, _, _ in alone] == [status for status, _, _ in watched]
+    errors = [ranks[0][2].splitlines()[-1] for ranks in (alone, watched)]
+    assert all("RuntimeError: " in error and "gloo" in error for error in errors), errors
+    run = load_run(directory / "run-killed")
+    assert ("cut", "the training ended before all steps were watched") == (run.info["status"], run.info["reason"])
+    assert 20 == len(run.training_records[-1].step_ms)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(300)
+def test_a_command_is_watched_to_its_end(tmp_path: Path) -> None:
+    """Run an unmodified script under torchrun: its output and exit code stay, and stderr says where the steps go."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    training = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "commbench", "watch", "--steps", "20", "--out", "mine", "--", *training],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert (0, "trained\n") == (done.returncode, done.stdout), done.stderr
+    assert "commbench: watching 20 steps of Linear on 2 ranks" in done.stderr
+    assert "on average over 20 steps" in done.stderr
+    run = load_run(tmp_path / "mine")
+    assert ("watch", "complete") == (run.info["suite"], run.info["status"])
+    assert ["commbench", "watch", "--steps", "20", "--out", "mine", "--", *training] == [*run.info["argv"]]
+    assert 1 == len(run.training_rows)
+    assert run.bucket_rows
