@@ -127,7 +127,7 @@ def run_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 def forked_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the path of a program that stands for ``python`` and runs programs as forks; see ``forks/server.py``."""
     own = tmp_path_factory.getbasetemp()
-    with serve_forks((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "forks") as path:
+    with serve_forks((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "forks" / "bin") as path:
         yield path
 
 

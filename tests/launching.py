@@ -140,9 +140,11 @@ def beat(rank, entered=1):
 def serve_forks(directory: Path) -> Iterator[str]:
     """Yield the path of a ``python`` that runs programs as forks of one process, shared by the users of ``directory``.
 
+    The directory is the ``bin`` of what scripts take for a virtual environment.
+
     The first user starts that process. It ends when the last user has closed the pipe ``users``.
     """
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     users = directory / "users"
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
