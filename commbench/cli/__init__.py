@@ -1,4 +1,4 @@
-"""The command line: this module names every command, a function of another module here."""
+"""The command line: this module registers every command, which is a function of another module of this package."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _COMMANDS = {
     "import": ("exchange", "import_"),
     "lab": ("lab", "app"),
 }
-#: Commands that start another command.
+#: Commands that start another program.
 _STARTING = frozenset({"tune", "watch"})
 
 
 class _LazyGroup(TyperGroup):
-    """Imports the module of a command when the command or the list of all is asked for."""
+    """A group that imports the module of a command when the command, or the list of all commands, is needed."""
 
     @property
     def commands(self) -> dict[str, Any]:
@@ -92,8 +92,8 @@ def _root(
 
 
 @contextlib.contextmanager
-def _ending_with_its_reader() -> Iterator[None]:
-    """Exit silently with 141 when the reader of stdout closes the pipe, as tools do that SIGPIPE ends."""
+def _exit_on_closed_pipe() -> Iterator[None]:
+    """Exit silently with 141 when the reader of stdout closes the pipe, as after SIGPIPE."""
     try:
         try:
             yield
@@ -102,9 +102,7 @@ def _ending_with_its_reader() -> Iterator[None]:
     except (BrokenPipeError, SystemExit) as ending:
         if not any(isinstance(each, BrokenPipeError) for each in (ending, ending.__context__)):
             raise
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # where the interpreter flushes its buffers at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes its buffers there at exit
         sys.exit(128 + signal.SIGPIPE)
 
 
@@ -112,10 +110,10 @@ def main() -> None:
     """Run the command line and exit with its code (see `commbench.errors`)."""
     leave_by_exit()
     try:
-        with _ending_with_its_reader():
+        with _exit_on_closed_pipe():
             app()
     except CommbenchError as error:
-        from commbench.cli.conduct import complain
+        from commbench.cli.conduct import print_error
 
-        complain(error)
+        print_error(error)
         sys.exit(error.exit_code)

@@ -1,4 +1,4 @@
-"""The command ``compare``: which cases became faster or slower, with confidence intervals."""
+"""The command ``compare``: the cases that became faster or slower, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def compare(
     Exit code 5 if any case became slower or broke, 2 if the runs cannot be compared.
     """
     style, limit = _style_of(output_format, out), _share(threshold)
-    before, after = _parted(runs, baseline or [])
-    table = compare_runs(before, after, force=force)
+    baseline_runs, judged_run = _split_runs(runs, baseline or [])
+    table = compare_runs(baseline_runs, judged_run, force=force)
     if not table.cases and not table.broken:
-        raise InputError(f"{after} has no case in common with its baseline; measure the same cases.")
+        raise InputError(f"{judged_run} has no case in common with its baseline; measure the same cases.")
     table = table.worst_first() if sort else table
     console = make_console()
     if out is not None:
@@ -106,22 +106,22 @@ def _share(text: str) -> float:
     return share
 
 
-def _parted(runs: Sequence[Path], baselines: Sequence[Path]) -> tuple[list[Path], Path]:
+def _split_runs(runs: Sequence[Path], baselines: Sequence[Path]) -> tuple[list[Path], Path]:
     """Return the baseline runs, with folders opened, and the run to judge."""
-    *first, judged = runs
+    *first, judged_run = runs
     if baselines and first:
         raise InputError(
             f"With --baseline give one run to be judged, not {len(runs)}: for runs that the shell lists leave "
             "--baseline out, as in commbench compare results/good/* results/new."
         )
     if not baselines and not first:
-        raise InputError(f"There is no run to compare {judged} with: name it first, as in commbench compare A B.")
-    before: dict[Path, Path] = {}
+        raise InputError(f"There is no run to compare {judged_run} with: name it first, as in commbench compare A B.")
+    baselines_by_target: dict[Path, Path] = {}
     for run in (run for path in (*baselines, *first) for run in runs_in(path)):
-        before.setdefault(run.resolve(), run)  # follow links, and names beside the folder
-    if len(before) > 1 and judged.resolve() in before:
-        raise InputError(f"{judged} is among its own baselines; keep them in a folder of their own.")
-    return list(before.values()), judged
+        baselines_by_target.setdefault(run.resolve(), run)  # a link and its target are one run
+    if len(baselines_by_target) > 1 and judged_run.resolve() in baselines_by_target:
+        raise InputError(f"{judged_run} is among its own baselines; keep them in a folder of their own.")
+    return list(baselines_by_target.values()), judged_run
 
 
 def _text_of(table: ComparisonTable, style: str, threshold: float) -> str:

@@ -1,4 +1,4 @@
-"""Shared by all commands that measure: this process's role, the launcher, carrying out the run, printing it."""
+"""Code of all commands that measure: find this process's role and the launcher, carry out the run, print it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.tables import visible
 from commbench.units import counted, format_duration
 
-#: Most ranks started on one host if neither the person nor GPUs decide.
+#: The most ranks on one host by default, if GPUs do not decide.
 DEFAULT_RANKS = 8
 
 
@@ -63,11 +63,11 @@ class Task:
     """Requests of the stages that are known in advance: they identify the run, and a dry run lists them."""
     stages: Sequence[Stage]
     left_out: Sequence[str] = ()
-    """One sentence for each thing that is not measured, with the reason."""
+    """A sentence for each part that is not measured, with the reason."""
     info: RunInfo = field(default_factory=RunInfo)
     """Further entries of run.json."""
     identity: Mapping[str, object] = field(default_factory=dict)
-    """What must be equal, beside the requests, to resume a run."""
+    """Values that must be equal, beside the requests, to resume a run."""
     conclude: Callable[[Store], None] = lambda _: None
     """Called after the stages, however they ended, before the run is printed."""
     then: str = ""
@@ -79,7 +79,7 @@ class Task:
 
     @property
     def extent(self) -> str:
-        """``60 cases on 2 ranks in 6 launches, then ...``."""
+        """Text such as ``60 cases on 2 ranks in 6 launches, then ...``."""
         parts = [
             f"{counted(len(request.cases), 'case')} on {counted(request.ranks, 'rank')} "
             f"in {counted(request.budget.launches, 'launch')}"
@@ -122,9 +122,9 @@ def carry_out(
     task = plan(Place(ranks=ranks, ranks_here=ranks_here, carries_mpi=launcher.carries_mpi))
     check_slots(ranks, launcher)
     messages = make_console(sys.stderr) if settings.style != "table" else make_console()
-    _say_left_out(task, messages)
+    _print_left_out(task, messages)
     if settings.dry_run:
-        return _show(task, messages)
+        return _print_plan(task, messages)
     return _conduct(task, settings, launcher, messages)
 
 
@@ -156,13 +156,13 @@ def default_ranks(launcher: Launcher, by_gpus: Callable[[], int | None] = lambda
     return min(launcher.slots(), by_gpus() or DEFAULT_RANKS) if launcher.is_local else launcher.slots()
 
 
-def complain(error: BaseException) -> None:
+def print_error(error: BaseException) -> None:
     """Print an error on stderr; of several ranks with the same error, only the first prints.
 
-    The other ranks wait a moment, because their launcher ends all ranks when the first exits. A rank that survives that
-    prints its own error.
+    The other ranks wait a moment, because their launcher ends all ranks when the first exits. A rank that is still
+    alive then prints its own error.
     """
-    with contextlib.suppress(InputError):  # the host name lookup may be the error
+    with contextlib.suppress(InputError):  # the lookup of the host name may fail, too
         identity = identify(os.environ)
         if identity.rank:
             time.sleep(AFTER_RANK_0_S)
@@ -171,12 +171,12 @@ def complain(error: BaseException) -> None:
     sys.stderr.write(f"commbench: {visible(str(error))}\n")
 
 
-def _say_left_out(task: Task, messages: Console) -> None:
+def _print_left_out(task: Task, messages: Console) -> None:
     for sentence in task.left_out:
         messages.print(f"Left out: {sentence}", markup=False)
 
 
-def _show(task: Task, messages: Console) -> int:
+def _print_plan(task: Task, messages: Console) -> int:
     for request in task.requests:
         for case in request.cases:
             messages.print(str(case), markup=False)
@@ -209,11 +209,11 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
             store.discard()
             raise
         task.conclude(store)
-    finished = load_run(out)
-    print_run(finished, settings.style, make_console(), hint=not task.draws_page)
-    print_unfinished(finished, messages if is_complete(finished.info) else make_console(sys.stderr))
+    measured_run = load_run(out)
+    print_run(measured_run, settings.style, make_console(), hint=not task.draws_page)
+    print_unfinished(measured_run, messages if is_complete(measured_run.info) else make_console(sys.stderr))
     if task.draws_page:
-        _draw_page(finished, messages)
+        _draw_page(measured_run, messages)
     return code
 
 
@@ -225,20 +225,20 @@ def _draw_page(run: Run, messages: Console) -> None:
         messages.print(f"No page was drawn: {error or type(error).__name__}", markup=False, soft_wrap=True)
 
 
-def _take_interface(settings: Settings, ranks: int) -> None:
+def _apply_interface(settings: Settings, ranks: int) -> None:
     """Apply the requested interface; refuse options that only a launcher can apply, and another number of ranks.
 
     Raises:
         InputError: such an option was given, or this host has no such interface.
     """
-    late = (
+    launcher_options = (
         ("--launcher", settings.launcher),
         ("--hostfile", settings.hostfile),
         ("--ranks-per-node", settings.ranks_per_node),
         ("--bind-to", settings.bind_to),
         ("--launcher-arg", settings.launcher_arg),
     )
-    for option, value in late:
+    for option, value in launcher_options:
         if value:
             raise InputError(f"{option} was given to ranks that are started already; give it to what started them.")
     if settings.ranks not in {None, ranks}:
@@ -252,27 +252,27 @@ def _take_interface(settings: Settings, ranks: int) -> None:
 
 
 def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Task]) -> NoReturn:
-    """Run as one rank of a launch that another launcher has started; does not return."""
+    """Run as one rank of a launch that another launcher has started, then exit."""
     place = Place(
         ranks=identity.world_size,
         ranks_here=identity.local_size,
         carries_mpi=identity.carries_mpi,
         started=True,
     )
-    _take_interface(settings, identity.world_size)
+    _apply_interface(settings, identity.world_size)
     task = plan(place)
     out = settings.out or default_out(task.name)
     messages = make_console(sys.stderr, plain=True)
     if identity.rank == 0:
-        _say_left_out(task, messages)
+        _print_left_out(task, messages)
     if settings.dry_run:
-        sys.exit(_show(task, messages) if identity.rank == 0 else 0)
+        sys.exit(_print_plan(task, messages) if identity.rank == 0 else 0)
 
     def finish(store: Store) -> None:
         task.conclude(store)
-        finished = load_run(out)
-        print_run(finished, settings.style, make_console(plain=True), hint=True)
-        print_unfinished(finished, messages)
+        measured_run = load_run(out)
+        print_run(measured_run, settings.style, make_console(plain=True), hint=True)
+        print_unfinished(measured_run, messages)
 
     run_standalone(
         task.stages,

@@ -95,7 +95,7 @@ def import_(
     imported = import_outputs(sources, tool=tool, asked=asked)
     path = out or default_out("import")
     rows = _write(path, imported, sources)
-    _say(imported, rows, path, make_console())
+    _print_import(imported, rows, path, make_console())
     return 0
 
 
@@ -123,7 +123,7 @@ def _read_source(file: str) -> Source:
 
 
 def _write(path: Path, imported: Imported, sources: Sequence[Source]) -> int:
-    """Write the run, or the missing rest of an interrupted import; return its number of rows."""
+    """Write the run, or complete an interrupted import; return the number of rows."""
     header = {
         "suite": "import",
         "argv": ["commbench", *sys.argv[1:]],
@@ -150,8 +150,8 @@ def _digest(records: Iterable[Record]) -> str:
     return hashlib.sha256("\n".join(encode(record.to_json()) for record in records).encode()).hexdigest()
 
 
-def _say(imported: Imported, rows: int, path: Path, console: Console) -> None:
-    """Print what was imported, what was assumed, and what was left out and why."""
+def _print_import(imported: Imported, rows: int, path: Path, console: Console) -> None:
+    """Print the imported measurements, the assumptions, and the parts that were left out, with reasons."""
     for tool, reading in imported.readings:
         version = f" {reading.version.removeprefix('OSU ')}" if reading.version else ""
         measurements = counted(len(reading.records), "measurement")

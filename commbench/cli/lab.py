@@ -164,7 +164,7 @@ def down(
     for lab in [lab for lab in find_all() if lab.stays] if everything else [Lab.find(name or DEFAULT_NAME)]:
         lab.end()
         make_console().print(f"The emulated cluster {lab.name} has ended.", markup=False)
-    check_machine()  # also leftovers of earlier labs
+    check_machine()  # also remains of earlier labs
     return 0
 
 
@@ -184,7 +184,9 @@ def _print(lab: Lab, console: Console) -> None:
         table.add_column(column, overflow="fold")
     for host in plan.hosts:
         rate = format_rate(host.rate_bps) if host.is_up else "cut"
-        commands = [f"{shlex.join(one.command)} ({one.pid})" for one in running if one.host == host.name]
+        commands = [
+            f"{shlex.join(process.command)} ({process.pid})" for process in running if process.host == host.name
+        ]
         facts = (host.name, host.address, rate, str(host.rack), str(host.slots))
         table.add_row(*facts, Text("\n".join(commands) or "nothing"))
     console.print(table)

@@ -43,11 +43,11 @@ from commbench.cli.request import (
     AUTO_BACKEND,
     SizeOptions,
     find_budget,
-    lacking,
     make_request,
     parse_numbers,
     ranks_by_gpus,
     split_names,
+    unusable_reason,
     usable_suite,
 )
 from commbench.cli.train import backend_at, default_sweep, join_training, plan_training
@@ -88,11 +88,11 @@ def bench(
     timing, training = find_budget(BUDGETS, budget, launches=launches), find_budget(TRAINING_BUDGETS, budget)
 
     def plan(place: Place) -> Task:
-        lack = lacking("gloo") if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
+        lack = unusable_reason("gloo") if place.ranks > 1 else "Training with DDP takes 2 ranks or more."
         trainer = TRAINING_BACKENDS.get(trains_over or "")
         if (
             trainer and trainer.uses_gpu and not lack
-        ):  # a launcher named for collectives may lack torch or start other hosts
+        ):  # a launcher that is named for collectives may lack torch or start ranks on other hosts
             lack = try_device(trainer.name).refusal
         requested = None if lack else trains_over
         limit_s = settings.time_limit
@@ -114,7 +114,7 @@ def bench(
 
 
 def _trains_over(backends: Sequence[str] | None) -> str | None:
-    """Return the training backend beside collectives over these backends; None: all of them. None if none is usable."""
+    """Return the training backend that belongs to these backends (None: all backends); None if no backend can train."""
     if backends is None:
         return AUTO_BACKEND
     suitable = [name for name, trainer in TRAINING_BACKENDS.items() if {name, trainer.name} & set(backends)]
@@ -183,10 +183,10 @@ def run(
         "buffers": split_names(buffers),
     }
     settings = replace(settings, style=output_format)
-    whole = _override(load_suite(suite), axes)
+    full_suite = _override(load_suite(suite), axes)
     chosen = find_budget(BUDGETS, budget, launches=launches, visits=visits, energy_s=energy)
-    plan = _planner(whole, settings, chosen, like, is_named=axes["backends"] is not None)
-    return carry_out(settings, plan, lambda: ranks_by_gpus(whole.backends))
+    plan = _planner(full_suite, settings, chosen, like, is_named=axes["backends"] is not None)
+    return carry_out(settings, plan, lambda: ranks_by_gpus(full_suite.backends))
 
 
 def _override(suite: Suite, axes: Mapping[str, object]) -> Suite:
@@ -195,13 +195,13 @@ def _override(suite: Suite, axes: Mapping[str, object]) -> Suite:
 
 
 def _planner(
-    whole: Suite, settings: Settings, budget: Budget, like: Path | None, *, is_named: bool
+    full_suite: Suite, settings: Settings, budget: Budget, like: Path | None, *, is_named: bool
 ) -> Callable[[Place], Task]:
-    """Return the planner of a suite for a place; ``is_named``: whether a person named the backends."""
+    """Return the function that plans a suite for a place; ``is_named``: whether the user named the backends."""
 
     def plan(place: Place) -> Task:
         suite, left_out = usable_suite(
-            whole,
+            full_suite,
             is_named=is_named,
             carries_mpi=place.carries_mpi,
             ranks_here=place.ranks_here,

@@ -42,7 +42,7 @@ from commbench.results.info import measures_interconnect, shares_gpu
 from commbench.results.tables import csv_text
 from commbench.units import format_link_rate, format_size, parse_link_rate, parse_sizes
 
-#: Most and fewest ranks of a prediction.
+#: The largest and the smallest number of ranks of a prediction.
 MOST_RANKS, FEWEST_RANKS = 10_000, 2
 _RATE_HINT = "write rates such as 200mbit,1gbit,25gbit, or measured"
 _RANKS_HINT = "write ranks such as 8, 6,8 or 8:1024"
@@ -52,7 +52,7 @@ def parse_world_sizes(text: str) -> list[int]:
     """Parse numbers of ranks, ascending: ``6,8:1024`` (factor 2) or ``8:512:4``.
 
     Raises:
-        InputError: the text is no such list, or a number is not between 2 and 10000.
+        InputError: the text is not such a list, or a number is not between 2 and 10000.
     """
     world_sizes: set[int] = set()
     for item in text.split(","):
@@ -79,10 +79,10 @@ def _ranks_between(item: str, low: int, high: int | None, factor: int) -> Iterab
 
 
 def parse_rates(text: str | None) -> list[float | None]:
-    """Parse rates into bits per second; None, also for ``measured``, is the measured rate.
+    """Parse rates into bits per second; None stands for the measured rate, also as ``measured``.
 
     Raises:
-        InputError: an item is no rate.
+        InputError: an item is not a rate.
     """
     rates: list[float | None] = []
     for part in ("measured" if text is None else text).split(","):
@@ -97,7 +97,7 @@ def parse_hooks(text: str | None, trained: Iterable[str]) -> list[str] | None:
     """Parse hooks into names as in `TrainingCase.hook_name`; None if no hook was given.
 
     Raises:
-        InputError: an item is no hook, or was not ``trained``.
+        InputError: an item is not a hook, or was not ``trained``.
     """
     if text is None:
         return None
@@ -114,7 +114,7 @@ def hook_name(text: str) -> str:
     """Return the canonical name of a hook as typed: ``topk:0.010`` is ``topk:0.01``.
 
     Raises:
-        InputError: it is no hook.
+        InputError: the text is not a hook.
     """
     return TrainingCase(workload="", world_size=FEWEST_RANKS, batch_per_rank=1, **parse_hook(text)).hook_name
 
@@ -143,7 +143,7 @@ def check_measured_rate(rates_bps: Sequence[float | None], links: Iterable[Link]
     """Check that "as measured" means one rate.
 
     Raises:
-        InputError: it was asked for, and the runs used links of several rates.
+        InputError: the measured rate is requested, and the runs used links of several rates.
     """
     used_bps = sorted({link.rate_bps for link in links if link.rate_bps is not None})
     if None not in rates_bps or len(used_bps) < 2:  # noqa: PLR2004 - several
@@ -216,7 +216,7 @@ def predict(
     if not network.curves:
         raise InputError(_nothing_known(runs, network))
     check_measured_rate(rates, _links(runs, network))
-    hosts = _hosts(ranks_per_node, network.ranks_per_node)
+    hosts = _ranks_per_node(ranks_per_node, network.ranks_per_node)
     networks = Networks(world_sizes=world_sizes, rates_bps=rates, ranks_per_node=hosts)
     chosen = parse_message_sizes(sizes, (family.dtype for family in network.curves))
     forecasts = _Forecasts(
@@ -233,20 +233,20 @@ def predict(
     return 0
 
 
-def _hosts(requested: int | None, measured: int) -> int:
+def _ranks_per_node(requested: int | None, measured: int) -> int:
     if requested is not None and requested < 1:
         raise InputError(f"{requested} ranks per node were asked for; choose 1 or more.")
     return requested or measured
 
 
 def _links(runs: Iterable[Run], network: GrowingNetwork) -> list[Link]:
-    """Return the links of the measurements and of the training."""
+    """Return the links over which the runs trained and the network was measured."""
     trained = [link_of(run.info, "") for run in runs if run.training_records]
-    return [*trained, *(one.link for curve in network.curves.values() for one in curve.measured)]
+    return [*trained, *(measured.link for curve in network.curves.values() for measured in curve.measured)]
 
 
 def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
-    """Why nothing can be predicted, and what would help."""
+    """Return a sentence on why nothing can be predicted, and what to measure."""
     if network.unknown:
         return next(iter(network.unknown.values()))
     names = " and ".join(str(run.path) for run in runs)
@@ -268,16 +268,16 @@ def _nothing_known(runs: Sequence[Run], network: GrowingNetwork) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Forecasts:
-    """Everything that is printed."""
+    """The forecasts to print."""
 
     runs: Sequence[str]
-    """By name."""
+    """Names of the runs."""
     network: GrowingNetwork
     collectives: Sequence[CollectiveForecast]
     steps: Sequence[StepForecast] = ()
     break_evens: Sequence[BreakEvenForecast] = ()
     missing: Sequence[str] = ()
-    """Trainings that cannot be predicted, one sentence each."""
+    """A sentence on each training that cannot be predicted."""
 
     @property
     def rows(self) -> list[AnyForecast]:
@@ -292,7 +292,7 @@ def _with_training(
     workload: str | None,
     hooks: Sequence[str] | None,
 ) -> _Forecasts:
-    """Add the training of the runs."""
+    """Add the forecasts of the runs' training."""
     steps: list[StepForecast] = []
     break_evens: list[BreakEvenForecast] = []
     missing: list[str] = []
@@ -327,7 +327,7 @@ def _groups(records: Iterable[TrainingRecord], workload: str | None) -> list[lis
 
 
 def _check_own_gpus(run: Run, backend: str) -> None:
-    """Raise `InputError` if ranks of a training shared a GPU: its step times include waiting for it."""
+    """Raise `InputError` if ranks of a training shared a GPU: its step times include waiting for the GPU."""
     if shares_gpu(backend, run.info):
         raise InputError(
             f"The ranks of {run.path} shared a GPU, so its steps do not hold for one GPU for each rank; train with a "
@@ -339,7 +339,7 @@ def _facts(run: Run, workload: str) -> WorkloadFacts:
     """Return the facts about the workload in the run.
 
     Raises:
-        InputError: there are none.
+        InputError: the run has none.
     """
     if not run.info.get("facts"):
         raise InputError(

@@ -1,4 +1,4 @@
-"""What commands print about a run: rows, warnings, advice, time shares."""
+"""The output of commands about a run: rows, warnings, advice, time shares."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from commbench.tuner.predictions import predictions
 def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) -> None:
     """Print rows in the given style; with tables also warnings, time shares and advice.
 
-    ``hint``: also say how to draw a page.
+    ``hint``: also print the command that draws a page.
     """
     if style != "table":
         sys.stdout.write("\n".join(_texts(run_, style)))
         return
-    if predictions(run_):  # collectives are an input of the tuning: one line is enough
+    if predictions(run_):  # collectives are an input of the tuning, so one line suffices
         if sentence := conclude_model(network_model(run_)):
             console.print(sentence, markup=False)
     elif run_.records or not run_.training_records:
@@ -88,15 +88,15 @@ def _texts(run_: Run, style: str) -> list[str]:
 
 def _print_collectives(run_: Run, console: Console) -> None:
     ranks = sorted(run_.info.get("ranks") or [], key=lambda rank: rank["rank"])
-    rows, studied = all_rank_rows(run_), growths(run_)
-    if rows or not studied:
+    rows, scaling = all_rank_rows(run_), growths(run_)
+    if rows or not scaling:
         console.print(render_table(rows, width=console.width, hosts=[rank["host"] for rank in ranks]))
-    for part in render_growths(studied):
+    for part in render_growths(scaling):
         console.print(part)
     if run_.overlaps:
         console.print(render_overlap(run_.overlaps))
-    if added := overheads(all_rank_rows(run_)):
-        console.print(render_overheads(added))
+    if overheads_of_torch := overheads(all_rank_rows(run_)):
+        console.print(render_overheads(overheads_of_torch))
     for part in render_matrices(run_.matrices, straggler_findings(run_)):
         console.print(part)
     if sentence := precision_of(run_.rows, run_.info):
@@ -125,7 +125,7 @@ def check_style(style: str) -> None:
 
 
 def facts_table(title: str, facts: Mapping[str, object]) -> Table:
-    """Print facts by name, one on each line; None is unknown."""
+    """Return a table of facts by name, one on each line; None is shown as unknown."""
     table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")

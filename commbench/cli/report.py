@@ -59,7 +59,7 @@ def report(
     Several runs are overlaid on one page. With --format the rows are printed and no page is drawn.
     """
     check_style(output_format)
-    _check_asked(paths, output_format, out=out, terminal=terminal, model=model)
+    _check_options(paths, output_format, out=out, terminal=terminal, model=model)
     runs = [load_run(path) for path in paths]
     console = make_console()
     if model:
@@ -75,10 +75,10 @@ def report(
     return 0
 
 
-def _check_asked(paths: Sequence[Path], style: str, *, out: Path | None, terminal: bool, model: bool) -> None:
-    """Refuse options that exclude each other."""
-    instead = {"--model": model, "--terminal": terminal, f"--format {style}": style != "table"}
-    requested = [option for option, is_requested in instead.items() if is_requested]
+def _check_options(paths: Sequence[Path], style: str, *, out: Path | None, terminal: bool, model: bool) -> None:
+    """Raise `InputError` if options exclude each other."""
+    outputs = {"--model": model, "--terminal": terminal, f"--format {style}": style != "table"}
+    requested = [option for option, is_requested in outputs.items() if is_requested]
     if len(requested) > 1:
         hint = "; the run's model.json has all its numbers" if model else ""
         raise InputError(f"{requested[0]} and {requested[1]} were asked for; choose one{hint}.")

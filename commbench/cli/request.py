@@ -1,4 +1,4 @@
-"""Turns options into a request: axes, ranks, memory, the run's identity and directory."""
+"""Turns options into a request: axes, number of ranks, check of memory, the run's identity and directory."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from commbench.units import counted, format_size, parse_size, parse_sizes
 
 BudgetT = TypeVar("BudgetT", Budget, TrainingBudget, TuningBudget)
 
-#: Send and receive buffers of every rank are counted twice: libraries stage messages too.
+#: Send and receive buffers of every rank count twice: libraries also stage messages.
 BUFFERS_PER_RANK = 3
-#: Train over the backend that suits the machine.
+#: The option value that trains over the backend that suits the machine.
 AUTO_BACKEND = "auto"
 
 
@@ -51,26 +51,25 @@ class SizeOptions:
     osu_range: str | None = None
 
     def parse(self) -> tuple[int, ...] | None:
-        """Sizes in bytes; None if none was given.
+        """Return sizes in bytes; None if no size was given.
 
         Raises:
-            InputError: several spellings at once, or one that does not parse.
+            InputError: several spellings were given, or one cannot be parsed.
         """
-        nccl = [self.min_bytes, self.max_bytes, self.step_factor]
-        given = [self.sizes is not None, any(value is not None for value in nccl), self.osu_range is not None]
-        if sum(given) > 1:
+        has_nccl_sizes = any(value is not None for value in (self.min_bytes, self.max_bytes, self.step_factor))
+        if (self.sizes is not None) + has_nccl_sizes + (self.osu_range is not None) > 1:
             raise InputError("Sizes were given in several ways; use only one of --sizes, -b/-e/-f, or -m.")
         if self.sizes is not None:
             return parse_sizes(self.sizes)
         if self.osu_range is not None:
             low, _, high = self.osu_range.rpartition(":")
-            return parse_sizes(f"{low or '4'}:{high}:2")  # OSU's reductions begin at one float too
-        if given[1]:
+            return parse_sizes(f"{low or '4'}:{high}:2")  # OSU's reductions also begin at one float
+        if has_nccl_sizes:
             return self._nccl_sizes()
         return None
 
     def _nccl_sizes(self) -> tuple[int, ...]:
-        """-b to -e as in nccl-tests; a single size if one is missing; growth by a factor only: there is no step -i."""
+        """Return the sizes from -b to -e as in nccl-tests; one size if either is missing. There is no step -i."""
         low = self.min_bytes or self.max_bytes or "32M"
         high = self.max_bytes or low
         if parse_size(low) == parse_size(high):
@@ -79,10 +78,10 @@ class SizeOptions:
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:
-    """``a,b`` as a tuple; None stays None.
+    """Return ``a,b`` as a tuple; None stays None.
 
     Raises:
-        InputError: an empty name.
+        InputError: a name is empty.
     """
     if text is None:
         return None
@@ -93,15 +92,15 @@ def split_names(text: str | None) -> tuple[str, ...] | None:
 
 
 def parse_numbers(option: str, text: str | None, of: str = "whole numbers; write e.g. 1,4") -> tuple[int, ...] | None:
-    """``1,4`` as a tuple of numbers; None stays None.
+    """Return ``1,4`` as a tuple of numbers; None stays None.
 
     Args:
         option: the option that was given.
         text: its value.
-        of: what the numbers are and how to write them, for the error message.
+        of: the meaning of the numbers and how to write them, for the error message.
 
     Raises:
-        InputError: an empty item, or one that is no number.
+        InputError: an item is empty or not a number.
     """
     names = split_names(text)
     if names is None:
@@ -117,38 +116,39 @@ def usable_suite(
 ) -> tuple[Suite, list[str]]:
     """Return the suite without backends that this machine lacks, and a sentence for each that was left out.
 
-    Without a GPU, NCCL is left out silently unless it was named. It is also left out if ranks would have to share GPUs
-    and nobody named it.
+    Unless it was named, NCCL is left out silently without a GPU, and with a sentence if ranks would share GPUs.
 
     Args:
         suite: what to measure.
-        is_named: whether a person named the backends.
-        carries_mpi: see `lacking`.
-        ranks_here: see `lacking`.
-        started: see `lacking`.
+        is_named: whether the user named the backends.
+        carries_mpi: see `unusable_reason`.
+        ranks_here: see `unusable_reason`.
+        started: see `unusable_reason`.
 
     Raises:
         InputError: a named backend is missing, or none is left.
     """
     on_hosts = [backend for backend in suite.backends if backend not in NCCL_BACKENDS]
     tried = suite.backends if is_named or has_gpus() or not on_hosts else on_hosts
-    sharing = ranks_here if on_hosts else None  # a suite for GPUs only names its backends
-    lacks = {
-        backend: lacking(backend, is_named=is_named, carries_mpi=carries_mpi, ranks_here=sharing, started=started)
+    sharing = ranks_here if on_hosts else None  # a suite only for GPUs counts as naming its backends
+    reasons = {
+        backend: unusable_reason(
+            backend, is_named=is_named, carries_mpi=carries_mpi, ranks_here=sharing, started=started
+        )
         for backend in tried
     }
-    sentences = list(dict.fromkeys(sentence for sentence in lacks.values() if sentence))
-    left = [backend for backend, sentence in lacks.items() if not sentence]
-    if sentences and (is_named or not left):
+    sentences = list(dict.fromkeys(sentence for sentence in reasons.values() if sentence))
+    usable = [backend for backend, sentence in reasons.items() if not sentence]
+    if sentences and (is_named or not usable):
         raise InputError(sentences[0])
-    if left == list(suite.backends):
+    if usable == list(suite.backends):
         return suite, []
-    kept = [(sweep, tuple(backend for backend in sweep.backends if backend in left)) for sweep in suite.sweeps]
+    kept = [(sweep, tuple(backend for backend in sweep.backends if backend in usable)) for sweep in suite.sweeps]
     sweeps = [dataclasses.replace(sweep, backends=backends) for sweep, backends in kept if backends]
     return Suite(name=suite.name, sweeps=sweeps), sentences
 
 
-def lacking(
+def unusable_reason(
     backend: str,
     *,
     is_named: bool = True,
@@ -156,11 +156,11 @@ def lacking(
     ranks_here: int | None = None,
     started: bool = False,
 ) -> str | None:
-    """Return one sentence on why ``backend`` cannot be used on this machine; None if it can.
+    """Return a sentence on why ``backend`` cannot be used on this machine; None if it can.
 
     Args:
-        backend: its name.
-        is_named: whether a person named it: GPUs are then not checked here, because ranks may run on other machines.
+        backend: the backend's name.
+        is_named: whether the user named it: GPUs are then not checked here, because ranks may run on other machines.
         carries_mpi: whether MPI sees the ranks.
         ranks_here: number of ranks that use the GPUs of a host like this one; None: unknown.
         started: whether the ranks run already: a launcher may then show each rank different GPUs.
@@ -183,7 +183,7 @@ def lacking(
 
 
 def check_training_backend(name: str) -> str:
-    """Return the requested training backend."""
+    """Return the name of a training backend; raise `InputError` for an unknown name."""
     check_choice("training backend", name, (AUTO_BACKEND, *TRAINING_BACKENDS))
     return name
 
@@ -193,8 +193,8 @@ def choose_training_backend(requested: str, *, ranks_here: int, started: bool = 
 
     Args:
         requested: one of `commbench.collectives.backends.TRAINING_BACKENDS`, or ``auto``.
-        ranks_here: see `lacking`.
-        started: see `lacking`.
+        ranks_here: see `unusable_reason`.
+        started: see `unusable_reason`.
 
     Returns:
         Its name, and a sentence on why ``auto`` does not use existing GPUs.
@@ -202,16 +202,16 @@ def choose_training_backend(requested: str, *, ranks_here: int, started: bool = 
     if requested != AUTO_BACKEND:
         return requested, []
     on_cpus, on_gpus = TRAINING_BACKENDS.values()
-    lack = lacking(on_gpus.name, is_named=False, ranks_here=ranks_here, started=started) if has_gpus() else ""
-    if lack is None:
+    reason = unusable_reason(on_gpus.name, is_named=False, ranks_here=ranks_here, started=started) if has_gpus() else ""
+    if reason is None:
         return on_gpus.training_name, []
-    return on_cpus.training_name, [f"Training on GPUs: this trains over Gloo on CPUs. {lack}"] if lack else []
+    return on_cpus.training_name, [f"Training on GPUs: this trains over Gloo on CPUs. {reason}"] if reason else []
 
 
 def ranks_by_gpus(backends: Sequence[str]) -> int | None:
     """Return the number of ranks that gives each rank a GPU of this machine, if a backend uses GPUs.
 
-    None if GPUs do not decide: none is usable, or there is one GPU beside backends without.
+    None if GPUs do not decide: no GPU is usable, or there is one GPU and a backend that uses none.
     """
     using = [backend for backend in backends if backend in GPU_BACKENDS]
     if not using or not has_gpus():
@@ -228,10 +228,10 @@ def check_counts(counts: Mapping[str, int | None]) -> None:
 
 
 def find_budget(budgets: Mapping[str, BudgetT], name: str, **changes: float | None) -> BudgetT:
-    """Return the budget called ``name``, changed in those of its fields for which a number is given.
+    """Return the budget called ``name`` with the given numbers in its fields.
 
     Raises:
-        InputError: unknown name, or a number is not above 0.
+        InputError: the name is unknown, or a number is not above 0.
     """
     given = {field: number for field, number in changes.items() if number is not None}
     for field, number in given.items():
@@ -279,7 +279,7 @@ def draw_seed(seed: int | None) -> int:
 
 
 def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
-    """Refuse messages whose buffers exceed this host's memory; a full GPU becomes a row instead.
+    """Raise `InputError` if buffers exceed this host's memory; a full GPU gives a row with the reason instead.
 
     Raises:
         InputError: the largest message does not fit; the sentence states the available memory.

@@ -1,4 +1,4 @@
-"""Commands that start another command, which stands behind ``--``."""
+"""Commands that start another program, which follows ``--``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 
 from commbench.errors import InputError
 
-#: Where a context keeps the command.
+#: The key of the command in a context.
 _KEY = "commbench.command"
 
 

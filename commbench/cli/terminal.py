@@ -33,7 +33,7 @@ PLAIN_WIDTH = 110
 def make_console(stream: TextIO | None = None, *, plain: bool = False, width: int = PLAIN_WIDTH) -> Console:
     """Return a console on ``stream`` (stdout); into a file or pipe it writes plain text of this width.
 
-    ``plain``: also on a terminal, for ranks, whose launcher shows them a terminal that is not the person's.
+    ``plain``: plain text also on a terminal, for ranks, whose launcher gives them a pseudo-terminal.
     """
     stream = stream or sys.stdout
     # No text is markup: names such as ``[red]`` or ``:smile:`` are shown unchanged.
@@ -44,7 +44,7 @@ def make_console(stream: TextIO | None = None, *, plain: bool = False, width: in
 
 
 class SafeConsole(Console):
-    """A console that shows control characters instead of obeying them: names and reasons come from outside."""
+    """A console that escapes control characters: names and reasons come from outside."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render as rich does, with control characters escaped."""
@@ -61,16 +61,16 @@ def make_display(console: Console) -> Listener:
 
 
 class LineDisplay:
-    """One line when a launch begins and one when it ends, for logs."""
+    """A display for logs: one line when a launch ends, and one for each failed case and notice."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._launch = ""
         self._eta_s = 0.0
-        self._place = (0, 0)
+        self._progress = (0, 0)
 
     def on(self, event: Event) -> None:
-        """Print what a user should read; remember how far the run is."""
+        """Print notices, output of ranks and results of launches; record the progress."""
         match event:
             case LaunchStarted():
                 self.launch_started(event)
@@ -87,25 +87,25 @@ class LineDisplay:
                 self.launch_finished(seconds)
 
     def launch_started(self, event: LaunchStarted) -> None:
-        """Remember which launch begins."""
-        self._place, self._eta_s = (0, 0), 0.0
+        """Record the number of the launch."""
+        self._progress, self._eta_s = (0, 0), 0.0
         stage = f"{event.stage} " if event.stage else ""
         self._launch = f"{stage}launch {event.launch + 1} of {event.launches}"
 
     def case_started(self, event: CaseProgress) -> None:
-        """Remember how far the run is."""
-        self._place, self._eta_s = (event.done, event.total), event.eta_s
+        """Record the progress."""
+        self._progress, self._eta_s = (event.done, event.total), event.eta_s
 
     def _record(self, record: AnyRecord) -> None:
         """Count a finished case; print one that failed."""
-        done, total = self._place
-        self._place = (min(done + (record.status not in {"failed", "hung"}), total), total)
+        done, total = self._progress
+        self._progress = (min(done + (record.status not in {"failed", "hung"}), total), total)
         if record.status in {"failed", "hung", "wrong"}:
             self._console.print(f"  {record.status}: {record.case}: {record.reason}", markup=False)
 
     def launch_finished(self, seconds: float) -> None:
-        """Print how long the launch took and how far the run is."""
-        done, total = self._place
+        """Print the duration of the launch and the progress."""
+        done, total = self._progress
         left = f", about {format_duration(self._eta_s)} left" if done < total else ""
         place = f", {done} of {total} measurements{left}" if total else ", nothing was measured"
         self._console.print(f"{self._launch or 'launch'}: {format_duration(seconds)}{place}", markup=False)
@@ -120,7 +120,7 @@ class BarDisplay(LineDisplay):
         self._task = TaskID(0)
 
     def launch_started(self, event: LaunchStarted) -> None:
-        """Show that ranks are being started."""
+        """Show that ranks are starting."""
         super().launch_started(event)
         self._update(f"{self._launch}: starting ranks")
 
@@ -149,6 +149,8 @@ class BarDisplay(LineDisplay):
                 console=self._console,
                 transient=True,
             )
-            self._task = self._bar.add_task(text, total=self._place[1] or None, completed=self._place[0], left=left)
+            self._task = self._bar.add_task(
+                text, total=self._progress[1] or None, completed=self._progress[0], left=left
+            )
             self._bar.start()
         self._bar.update(self._task, description=text, completed=done, total=total, left=left)

@@ -1,4 +1,4 @@
-"""The command ``train``: which bucket size and which hook DDP should use."""
+"""The command ``train``: it measures DDP's settings and recommends one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from commbench.tuner.decision import recommend
 from commbench.tuner.predictions import with_search
 from commbench.tuner.sweep import TrainingPlan
 
-#: The default sweep: enough to see a trend in a minute.
+#: The default sweep: it shows a trend within a minute.
 DEFAULT_WORKLOAD = "mlp"
 DEFAULT_CAPS = "default,5,25,100"
 DEFAULT_HOOKS = "none,fp16,topk:0.01"
@@ -187,7 +187,7 @@ def train(
     check_counts({"--steps": steps, "--threads": threads})
     chosen = find_budget(TRAINING_BUDGETS, budget, launches=launches, confirm_launches=confirm_launches)
     if launches or confirm_launches:
-        chosen = dataclasses.replace(chosen, aim_s=None)  # a person who names numbers wants them
+        chosen = dataclasses.replace(chosen, aim_s=None)  # numbers of launches that the user gives are exact
 
     def plan(place: Place) -> Task:
         seed = draw_seed(settings.seed_or_resumed())
@@ -216,7 +216,7 @@ def backend_at(place: Place, requested: str, workload: str) -> tuple[str, list[s
 
 
 def _computes_on_hosts(workload: str) -> bool:
-    """Return whether the workload is a trace that keeps cores busy."""
+    """Return whether the workload is a trace whose replay uses CPU time."""
     kind, _, name = workload.partition(":")
     return kind == "trace" and load_trace(name).device == "cpu"
 
@@ -288,7 +288,7 @@ def check_accuracy_loss(allowed: float | None) -> float | None:
     """Return the value of --max-accuracy-loss.
 
     Raises:
-        InputError: it is below 0 or no number.
+        InputError: it is below 0, infinite or not a number.
     """
     if allowed is not None and not 0 <= allowed < math.inf:
         raise InputError(f"--max-accuracy-loss {allowed:g} was asked for; give a number of 0 or more, such as 0.01.")
@@ -296,7 +296,7 @@ def check_accuracy_loss(allowed: float | None) -> float | None:
 
 
 def write_recommendation(store: Store) -> None:
-    """Conclude from the records in the store so far."""
+    """Write the recommendation that follows from the records in the store."""
     trainings = store.training_records
     recommendation = recommend(trainings, store.info)
     if recommendation is not None:

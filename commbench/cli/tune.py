@@ -1,4 +1,4 @@
-"""The command ``tune``: the best settings of a person's own training, or of a workload without measuring all."""
+"""The command ``tune``: the best settings of a user's own training, or of a workload without a full sweep."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from commbench.results import load_run
 from commbench.stats.budgets import TUNING_BUDGETS
 from commbench.tuner.stages import TuningPlan
 
-#: Fewest steps of a block: 3 untimed ones, and 3 for a median.
+#: The fewest steps of a block: 3 untimed steps, and 3 for a median.
 FEWEST_STEPS = 6
 
 #: Options that apply to the training of a COMMAND.
@@ -165,10 +165,10 @@ def tune(
 def _check_options(
     given: Mapping[str, str], time_limit_s: float | None, steps: int | None, *, has_command: bool
 ) -> None:
-    """Refuse options that do not apply, and numbers that are too small.
+    """Check that options apply and numbers are large enough.
 
     Raises:
-        InputError: there is one.
+        InputError: an option does not apply, or a number is too small.
     """
     check_time_limit(time_limit_s)
     if not has_command and "then" in given:
@@ -191,7 +191,7 @@ def check_time_limit(time_limit_s: float | None) -> None:
 
 
 def _check_ranks(place: Place) -> None:
-    """Refuse fewer than 2 ranks, which exchange no gradients.
+    """Check that there are at least 2 ranks, which exchange gradients.
 
     Raises:
         InputError: there are fewer.
@@ -229,7 +229,7 @@ def _start(
 
 
 def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
-    """Return the stages of a tuning, and its conclusion; ``left_out`` as in `Task`."""
+    """Return the task of a tuning; ``left_out`` as in `Task`."""
     return Task(
         name=short_name("tune", plan.workload),
         requests=[plan.network_request(), plan.calibrate_request()],
@@ -249,7 +249,7 @@ def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
 
 
 def known_facts(settings: Settings, workload: str, batch: int | None) -> WorkloadFacts | None:
-    """Return the facts of the workload when the run to resume was begun; every decision uses these.
+    """Return the facts of the workload from the start of the run to resume, on which every decision is based.
 
     None without such a run, or if it has another workload or batch.
     """

@@ -1,1 +1,1 @@
-"""Shows results: tables, figures, the page, comparisons, other tools' text formats."""
+"""Presents results: tables, figures, the page, comparisons, other tools' text formats."""

@@ -1,4 +1,4 @@
-"""Advice on conditions that distort a measurement: the observation with its number, then the remedy."""
+"""Advice on conditions that distort a measurement: the observation with a number, then the remedy."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,8 +8,8 @@ from commbench.results.info import RunInfo, is_live
 from commbench.system.host import Host
 from commbench.system.software import MPI_WHEELS
 
-QUIET_LOAD_PER_CPU = 0.1  # one rank in ten notices it if a tenth of the CPUs is busy
-QUIET_LOAD = 0.5  # lower loads are short-lived work of any idle system
+QUIET_LOAD_PER_CPU = 0.1  # if a tenth of the CPUs is busy, one rank in ten is delayed
+QUIET_LOAD = 0.5  # lower loads are normal on an idle system
 NOTABLE_STEAL_RATIO = 0.01
 SLOW_MPI_INIT_S = 0.5
 
@@ -19,9 +19,9 @@ class Advice:
     """A warning about the conditions."""
 
     observation: str
-    """What was observed, with the number."""
+    """The observation with its number."""
     remedy: str
-    """What a user can do."""
+    """The remedy."""
 
     def __str__(self) -> str:
         return f"{self.observation}: {self.remedy}"
@@ -34,9 +34,9 @@ class Conditions:
     host: Host
     """From ``host.collect_host``."""
     ranks: int | None = None
-    """Ranks on this host."""
+    """Number of ranks on this host."""
     transport: str | None = None
-    """As in the column ``transport``."""
+    """The value of the column ``transport``."""
     mpi_init_s: float | None = None
     """Seconds spent in MPI_Init."""
     mpi_library: str | None = None
@@ -90,7 +90,7 @@ def advise_run(info: RunInfo) -> list[str]:
 
 def _governor(conditions: Conditions) -> Advice | None:
     governor = conditions.host.get("governor")
-    if governor in {None, "performance", "userspace"}:  # governor userspace keeps a frequency that a person chose
+    if governor in {None, "performance", "userspace"}:  # userspace: a user has set the frequency
         return None
     return Advice(
         observation=f"the CPU frequency governor is '{governor}', so short operations may be timed at a low clock rate",
@@ -218,7 +218,7 @@ def _slow_init(conditions: Conditions) -> Advice | None:
     seconds = conditions.mpi_init_s
     if seconds is None or seconds <= SLOW_MPI_INIT_S or not conditions.open_mpi:
         return None
-    if "OMPI_MCA_btl" in (conditions.variables or {}):  # the person set the variable
+    if "OMPI_MCA_btl" in (conditions.variables or {}):  # the user has set the variable
         return None
     fabric = conditions.active_rdma
     keep = f"keep it here if ranks on several hosts talk over {', '.join(fabric)}" if fabric else "keep it on a fabric"

@@ -28,9 +28,9 @@ _STYLES: Mapping[Tone, str] = {
     "quiet": "dim",
     "strong": "bold",
 }
-#: A table of a page holds no more lines: a browser must stay quick, and the rest is in the run's files.
+#: The most lines in a table of a page: browsers are slow with more, and the run's files have all.
 MOST_LINES = 1000
-#: Wider than every table.
+#: A width that every table fits into.
 _UNLIMITED = 10_000
 
 R = TypeVar("R")
@@ -49,12 +49,12 @@ class Cell(NamedTuple):
 
     text: str
     value: float | None = None
-    """What a column of numbers is sorted by; None comes last."""
+    """The value by which a column of numbers is sorted; None comes last."""
     tone: Tone = ""
     flags: tuple[str, ...] = ()
-    """Shown in place of the text, each with its meaning."""
+    """Flags shown in place of the text, each with its meaning."""
     link: str = ""
-    """A file beside the page."""
+    """Name of a file beside the page that the cell links to."""
 
 
 Field = str | Callable[[R], Any]
@@ -67,13 +67,13 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """A column: its heading, and the cell of each row."""
+    """A column: its heading, and how to make the cell of a row."""
 
     heading: str
     value_of: Field[R] = ""
-    """Names the field or returns the value of a row: None for an empty cell, or a whole `Cell`."""
+    """The field's name, or a function that returns a row's value: None for an empty cell, or a whole `Cell`."""
     row_class: type[Any] | None = None
-    """The dataclass that documents the field; None if the heading is enough."""
+    """The dataclass that documents the field; None if the heading explains itself."""
     _: KW_ONLY
     text_of: Callable[[Any], str] = _text
     """Returns the text of a value that is not None."""
@@ -84,7 +84,7 @@ class Column(Generic[R]):
     is_number: bool = False
     """Whether cells are aligned at the right, and sorted by their value."""
     should_vary: bool = False
-    """Whether it is left out if all rows have the same value, which the table's title names."""
+    """Whether the column is left out if all rows have the same value; the table's title then states it."""
     can_wrap: bool = False
     """Whether a terminal may break its cells."""
     drop_order: int = 0
@@ -92,7 +92,7 @@ class Column(Generic[R]):
 
     @property
     def description(self) -> str:
-        """What the column holds, shown on hover and below the section's tables; empty if its heading says it."""
+        """The column's meaning, shown on hover and below the section's tables; empty if the heading explains itself."""
         if self.about or self.row_class is None or not isinstance(self.value_of, str):
             return self.about
         return about(self.row_class, self.value_of)
@@ -108,7 +108,7 @@ class Column(Generic[R]):
         return Cell(self.text_of(scaled), value=scaled)
 
     def is_needed(self, cells: Iterable[Cell]) -> bool:
-        """Return whether its cells hold anything to read."""
+        """Return whether any cell has content; if the column should vary, whether the cells differ."""
         texts = {(cell.text, cell.flags) for cell in cells}
         return len(texts) > 1 if self.should_vary else texts != {("", ())}
 
@@ -121,7 +121,7 @@ class Table:
     columns: Sequence[Column[Any]]
     lines: Sequence[Sequence[Cell]]
     notes: Sequence[str] = ()
-    """Sentences below it."""
+    """Sentences below the table."""
     legend: Mapping[str, str] = field(default_factory=dict)
     """The flags in use, each with its meaning."""
 
@@ -223,7 +223,7 @@ def size_column(value_of: Field[R] = "message_bytes", row_class: type[Any] | Non
 
 
 def outcome(heading: str, name: str, row_class: type[Any], **options: Any) -> Column[Any]:  # noqa: ANN401 - as in `Column`
-    """Return a column with a measured time, or one word that says why there is none."""
+    """Return a column with a measured time, or with the status of a row without a time."""
 
     def cell(row: Any) -> Cell:  # noqa: ANN401 - a row of any table
         value: float | None = getattr(row, name)
@@ -237,7 +237,7 @@ Ends = tuple[float | None, float | None]
 
 
 def ends(ends_of: Callable[[R], tuple[float | None, ...]], *, heading: str = "95 % CI", **options: Any) -> Column[R]:  # noqa: ANN401 - as in `Column`
-    """Return a column with an interval, with the arguments of `between` from ``ends_of``."""
+    """Return a column with an interval; ``ends_of`` returns the arguments of `between`."""
     return Column(heading, lambda row: Cell(between(*ends_of(row)), value=ends_of(row)[0]), is_number=True, **options)
 
 

@@ -1,4 +1,4 @@
-"""Formats numbers, times and intervals for the tables of a report; None is an empty text."""
+"""Formats numbers, times and intervals for the tables of a report; None becomes an empty text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from commbench.units import counted, decimals, format_time, time_unit
 
 #: An interval that ends beyond this multiple of the value is shown as "wide".
 UNBOUNDED = 20
-#: More names than this are counted instead.
+#: The most names in a list; further names are counted.
 _MOST_NAMED = 4
 _NARROW_SPACE = "\u202f"
 
@@ -27,7 +27,7 @@ def fixed(value: float | None, places: int) -> str:
 
 
 def percent(share: float | None, places: int = 0, *, sign: str = "", unknown: str = "") -> str:
-    """Return a share as ``12 %``; with the ``sign`` "+" positive numbers have a sign, too."""
+    """Return a share as ``12 %``; with the ``sign`` "+", positive numbers also have a sign."""
     return unknown if share is None else f"{100 * share:{sign}.{places}f} %"
 
 
@@ -51,7 +51,7 @@ def time_with_interval(time_us: float | None, low: float | None, high: float | N
         return microseconds(time_us)
     text = microseconds(time_us)
     if high > most * time_us:
-        return f"{text} [wide]"  # two launches that differ give an interval over many orders of magnitude
+        return f"{text} [wide]"  # the interval of two launches that differ can span many orders of magnitude
     scale_us = 1e6 * time_unit(time_us * 1e-6)[0]
     return f"{text} {_ends(low / scale_us, high / scale_us, len(text.split()[0].partition('.')[2]))}"
 
@@ -94,7 +94,7 @@ def launches_of(counts: Iterable[int | None]) -> str:
 
 
 def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:
-    """``a, b and c``, or for many ``a, b, c, d and 3 more``."""
+    """Return ``a, b and c``, or for many names ``a, b, c, d and 3 more``."""
     distinct = list(dict.fromkeys(names))
     if len(distinct) > most:
         return f"{', '.join(distinct[:most])} and {len(distinct) - most} more"

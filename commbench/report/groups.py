@@ -1,4 +1,4 @@
-"""Groups of one pattern: which ones to show, their combined bandwidth, and the slowest one."""
+"""Groups of one pattern: the selection to show, their combined bandwidth, and the slowest group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def name_groups(rows: Sequence[Row]) -> str:
 
 
 def brief(group: str) -> str:
-    """Return the text of a group: of many non-adjacent ranks, the first two and the last."""
+    """Return a group as text; of many non-adjacent ranks, only the first two and the last."""
     ranks = group.split(",")
     return group if len(ranks) <= MOST_RANKS else f"{ranks[0]},{ranks[1]},..,{ranks[-1]}"
 
@@ -53,7 +53,7 @@ def chosen(rows: Sequence[Row], total: int) -> dict[str, Row]:
 
 
 def middle(rows: Iterable[Row]) -> Row:
-    """Return the group of median time; of an even number, the faster of the middle two."""
+    """Return the row of the group with the median time; of an even number, the faster of the middle two."""
     ordered = sorted(rows, key=lambda row: row.time_us or 0.0)
     return ordered[(len(ordered) - 1) // 2]
 
@@ -68,7 +68,7 @@ def rates_together(rows: Sequence[Row], total: int) -> tuple[float | None, float
 
 
 def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Sequence[str]) -> list[str]:
-    """Return one sentence for each column: the group most often slowest beyond noise, and by how much.
+    """Return a sentence for each column: the group that is most often slowest beyond noise, and by how much.
 
     Args:
         columns: rows of several groups, by label of the column.
@@ -99,6 +99,6 @@ def _slowest(name: str, rows: Sequence[Row], hosts: Sequence[str]) -> str:
 
 
 def _on(group: str, hosts: Sequence[str]) -> str:
-    """`` on host1``; empty if hosts are unknown or many."""
+    """Return e.g. `` on host1``; empty if hosts are unknown or many."""
     names = list(dict.fromkeys(hosts[rank] for rank in ranks_of(group) if rank < len(hosts)))
     return f" on {', '.join(names)}" if 0 < len(names) <= MOST_HOSTS else ""

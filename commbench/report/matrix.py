@@ -20,18 +20,18 @@ from commbench.results.pairs import Matrix
 from commbench.results.tables import rows_by
 from commbench.units import counted, format_time, three_digits, time_unit
 
-#: Most hosts or ranks in a full table; with more, only the slowest are shown.
+#: The most hosts or ranks in a full table; of more, only the slowest are shown.
 SHOWN = 10
 WORST = 5
 _MARK = "*"
-#: In GB/s, short messages would show many zeros.
+#: Units of rates: in GB/s, the rates of short messages would have many zeros.
 _RATE_UNITS = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"))
-#: Longer host names do not head columns: a table must also fit the width of a log.
+#: The most characters of a host name in a column heading: a table must also fit the width of a log.
 WIDTH, PADDING = 100, 3
 
 
 def render_matrices(matrices: Sequence[Matrix], findings: Findings) -> list[RenderableType]:
-    """Return every matrix as a table, hosts by hosts if there are several, else ranks by ranks."""
+    """Return every matrix as a table: hosts by hosts if there are several hosts, else ranks by ranks."""
     parts = [part for matrix in matrices for part in _render(matrix, findings.stragglers)]
     if not any(straggler.links for straggler in findings.stragglers):
         return parts
@@ -92,9 +92,9 @@ def name_range(
 
     Args:
         matrix: the measured matrix.
-        chosen: which pairs, (pairs,).
+        chosen: a mask of the pairs, (pairs,).
         shares: quantiles of the ends; each end is the time of an actual pair.
-        unit: of rates; by default one that suits the fastest pair.
+        unit: the unit of rates; default: one that suits the fastest pair.
     """
     times_us = matrix.time_us[chosen & matrix.is_sound]
     if not len(times_us):
@@ -139,7 +139,7 @@ def _headings(names: Sequence[str]) -> list[str]:
 def _worst(
     text_of: Callable[[float], str], names: Sequence[str], links: Links, stragglers: Sequence[Straggler]
 ) -> Table:
-    """Return the hosts or ranks that are slowest relative to what their partners reach elsewhere."""
+    """Return the hosts or ranks that are slowest relative to the other links of their partners."""
     between = links[links.source != links.target]
     sends, receives = (scores[0] for scores in between.scores(len(names)))
     score = np.fmax(sends, receives)
@@ -179,7 +179,7 @@ def conclude(findings: Findings) -> str:
 
 
 def _named(stragglers: Iterable[Straggler]) -> list[str]:
-    """Return one clause for each straggler; one that several quantities show is named once."""
+    """Return one clause for each straggler, also if several quantities show it."""
     clauses = []
     for (name, does), same in rows_by(stragglers, lambda straggler: (straggler.name, straggler.does)).items():
         first, *others = sorted(same, key=lambda straggler: -straggler.factor)
@@ -211,7 +211,7 @@ def _unjudged(families: Sequence[Family]) -> str:
 
 
 def why_unjudged(families: Sequence[Family]) -> str:
-    """Return the families with too few launches for a statement."""
+    """Return the reason: the number of launches, and the number that would suffice."""
     launches, needed = max(family.launches for family in families), max(family.needed for family in families)
     return f"{counted(launches, 'launch')} cannot distinguish slowness from chance and {needed} would"
 

@@ -28,7 +28,7 @@ class _Line(NamedTuple):
 
     @property
     def segment(self) -> Segment:
-        """The segment."""
+        """The segment of this line."""
         return self.curve.segments[self.place]
 
     @property
@@ -44,7 +44,7 @@ class _Line(NamedTuple):
 
     @property
     def rates(self) -> Ends:
-        """The 95 % interval of the rate in GB/s; None without resamples, and for an end that is unbounded."""
+        """The 95 % interval of the rate in GB/s; None without resamples; an unbounded end is None."""
         _, beta = self.curve.parameter_intervals[self.place]
         return (_rate(beta.high), _rate(beta.low)) if beta else (None, None)
 
@@ -56,7 +56,7 @@ class _Line(NamedTuple):
 
     @property
     def held_out(self) -> float | None:
-        """The held-out error of the curve, with its first segment only."""
+        """The held-out error of the curve; only on the line of its first segment."""
         return None if self.place else self.curve.held_out_error
 
 
@@ -145,7 +145,7 @@ _PRINTED: tuple[Column[_Line], ...] = (
 
 
 def model_tables(runs: Sequence[Run]) -> list[Table]:
-    """Fitted start-up times and rates, a line for each segment of a curve."""
+    """Tabulate fitted start-up times and rates, a line for each segment of a curve."""
     title = "The network as fitted: time = start-up + size / rate, from one size to another"
     return make_tables(title, runs, lambda run: _lines(network_model(run)), _COLUMNS, rest_in=MODEL)
 

@@ -1,4 +1,4 @@
-"""Predictions as tables; one reason for all rows that are not predicted because of it."""
+"""Predictions as tables; rows without prediction are grouped by reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from commbench.units import counted, format_size, three_digits
 
 
 def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
-    """Return each reason once, with a count; reasons that differ in ranks, sizes, operation or hook only are merged."""
+    """Return each reason once, with a count; reasons that differ only in ranks, sizes, operation or hook are merged."""
     groups = rows_by(rows, lambda row: row.reason.key(row.subject) if row.reason else None)
     return [_sentence(group) for key, group in groups.items() if key]
 
@@ -37,9 +37,9 @@ def _sentence(rows: list[AnyForecast]) -> str:
 
 
 _AS_MEASURED = "as measured"
-#: An interval that ends at more than this multiple of the prediction is only called wide.
+#: An interval whose end exceeds this multiple of the prediction is shown as wide.
 _UNBOUNDED = 1000
-#: Above this median error, a prediction can decide nothing.
+#: Above this median error, a prediction is too uncertain for a decision.
 _USELESS = 0.5
 _WITHIN_HOST = (
     "Measurements within one host do not show a network's start-up time: across hosts every predicted time is a lower "
@@ -54,7 +54,7 @@ _ASSUMED = (
 
 
 def render_basis(network: GrowingNetwork, runs: Sequence[str]) -> list[RenderableType]:
-    """Return the basis of the predictions, the method, and the error of such predictions."""
+    """Return the runs behind the predictions, the method, and the error on held-out measurements."""
     title = f"PREDICTED, not measured, from {' and '.join(runs)}"
     overs = list(dict.fromkeys(curve.held_out.over for curve in network.curves.values()))
     lines = [
@@ -115,7 +115,7 @@ def _is_useless(error: float | None) -> bool:
 
 
 def _warning(errors: Iterable[float | None]) -> list[RenderableType]:
-    """Return a warning not to decide by predictions of which some were far off."""
+    """Return a warning if the predictions' errors are too large for decisions."""
     error = max((error for error in errors if error is not None), default=None)
     if not _is_useless(error):
         return []
@@ -153,12 +153,12 @@ def _nothing(_: object) -> str:
 
 
 def _has_level(rows: Iterable[CollectiveForecast]) -> bool:
-    """Return whether intervals rest on measured errors; a lower bound has none."""
+    """Return whether the intervals come from measured errors; a lower bound has no interval."""
     return all(row.level is not None for row in rows if row.time_us_high is not None)
 
 
 def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
-    """Return a table for each workload and rate: the step of every hook at its best bucket size, over ranks."""
+    """Return a table for each workload and rate: each hook's step at its best bucket size, over numbers of ranks."""
     parts: list[RenderableType] = []
     rows = list(rows)
     for (*_, rate), members in itertools.groupby(rows, _workload_of):
@@ -183,7 +183,7 @@ def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
 
 
 def _name_of(row: StepForecast | BreakEvenForecast, rows: Iterable[StepForecast | BreakEvenForecast]) -> str:
-    """Return the workload, with what distinguishes it from the others."""
+    """Return the workload, with the properties that distinguish it from the others."""
     words = [row.backend, f"batch {row.batch_per_rank} a rank", *([] if row.precision == "fp32" else [row.precision])]
     named = f"{row.workload} ({', '.join(words)}"
     alike = {other.trained_on for other in rows if _workload_of(other)[:4] == _workload_of(row)[:4]}
@@ -191,14 +191,14 @@ def _name_of(row: StepForecast | BreakEvenForecast, rows: Iterable[StepForecast 
 
 
 def _uncertainty_notes(group: Sequence[StepForecast] | Sequence[BreakEvenForecast]) -> list[RenderableType]:
-    """State that the network's errors are assumed, or that predictions were far off."""
+    """State that the network's errors are assumed, or that errors on held-out measurements are large."""
     is_assumed = group[0].held_out_error is not None and not _has_level_of_steps(group)
     errors = (error for row in group for error in (row.held_out_error, row.network_error))
     return [*([Text(_ASSUMED)] if is_assumed else []), *_warning(errors)]
 
 
 def _has_level_of_steps(rows: Iterable[StepForecast | BreakEvenForecast]) -> bool:
-    """Return whether intervals rest on measured errors; a lower bound has none."""
+    """Return whether the intervals come from measured errors; a lower bound has no interval."""
     return all(row.level is not None for row in rows if row.status == "ok" and _has_interval(row))
 
 
@@ -207,7 +207,7 @@ def _has_interval(row: StepForecast | BreakEvenForecast) -> bool:
 
 
 def _known_of_steps(local_ms: float, row: StepForecast) -> Text:
-    """Return the basis of the step predictions, and the error of such predictions."""
+    """Return the measured step without DDP, and the error of step predictions."""
     how = "as measured"
     if row.ranks_a_core > 1:
         how = f"as measured by {row.ranks_a_core:.3g} ranks a core, divided by that as all computing is"
@@ -232,7 +232,7 @@ def _step_cells(row: StepForecast) -> tuple[str, ...]:
 
 
 def render_break_evens(rows: Sequence[BreakEvenForecast]) -> list[RenderableType]:
-    """Return the map of break-even densities: a line for each number of ranks, a column for each link rate."""
+    """Return the break-even densities as tables: a line for each number of ranks, a column for each link rate."""
     parts: list[RenderableType] = []
     for _, members in itertools.groupby(rows, lambda row: _workload_of(row)[:-1]):
         group = list(members)
@@ -265,7 +265,7 @@ def _below(density: float | None) -> str:
 
 
 def _algorithm(names: str) -> str:
-    """At most two names."""
+    """Return at most two names of algorithms, else their number."""
     algorithms = names.split(" or ")
     return names if len(algorithms) < 3 else f"one of {len(algorithms)}"  # noqa: PLR2004 - as above
 

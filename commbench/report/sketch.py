@@ -1,4 +1,4 @@
-"""The main curves of runs in a terminal, in braille: bandwidth over message size, step over bucket size."""
+"""Charts of the main curves in a terminal, in braille: bandwidth over message size, step over bucket size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOTHING = (
     "Nothing to draw: no operation at two sizes (those of ranks that share a GPU do not count), no training with two "
     "bucket sizes."
 )
-#: The least share of the longest step that an axis of steps spans.
+#: An axis of step times spans at least this share of the longest step.
 _LEAST_SHARE = 0.25
 
 
@@ -40,7 +40,7 @@ class Chart:
 
     title: str
     curves: dict[str, list[Point]]
-    """By name, at most eight; points from left to right."""
+    """At most eight curves by name; points from left to right."""
     limits: tuple[float, float]
     """The lowest and the highest y shown."""
     x_labels: dict[float, str]
@@ -48,7 +48,7 @@ class Chart:
     is_log: bool
     """Whether y is the logarithm of its labels."""
     note: str
-    """A note on what is not drawn."""
+    """A note on the cases that are not drawn."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield title, canvas with axes, legend, and notes."""
@@ -62,7 +62,7 @@ class Chart:
 
 
 def sketch(runs: Sequence[Run]) -> list[RenderableType]:
-    """Charts of each operation's busbw and of each workload's step; a sentence without any."""
+    """Return charts of each operation's busbw and each workload's step; a sentence if there is no chart."""
     sizes = (_bandwidths(family) for family in families(runs) if RATE in panels_of(family.operation))
     caps = (_steps(group) for group in groups(runs))
     charts = [chart for chart in (*sizes, *caps) if chart is not None]
@@ -70,7 +70,7 @@ def sketch(runs: Sequence[Run]) -> list[RenderableType]:
 
 
 def _bandwidths(family: Family) -> Chart | None:
-    """Bus bandwidth over message size; None with fewer than two sizes."""
+    """Return the chart of bus bandwidth over message size; None with fewer than two sizes."""
     able = [curve for curve in family.curves if not curve.is_unsupported]
     shown = able[:MOST_SERIES]
     curves = {curve.name: points for curve in shown if (points := _rates(curve))}
@@ -93,7 +93,7 @@ def _bandwidths(family: Family) -> Chart | None:
 
 
 def _apart(values: Sequence[float], least: float) -> tuple[float, float]:
-    """Return the ends of the axis, at least a given distance apart: on a narrower axis noise looks like a trend."""
+    """Return the ends of an axis, at least a given distance apart: on a narrower axis noise looks like a trend."""
     low, high = min(values), max(values)
     room = max(0.0, least - (high - low)) / 2
     return low - room, high + room
@@ -105,7 +105,7 @@ def _rates(curve: Curve) -> list[Point]:
 
 
 def _steps(group: Group) -> Chart | None:
-    """Return the step over bucket size, the default first, without lists of sizes; None with fewer than two sizes."""
+    """Return the chart of the step over bucket size, without lists of sizes; None with fewer than two sizes."""
     able = [line for trial in group.trials for line in lines_of(trial)]
     shown = able[:MOST_SERIES]
     caps = sorted({cap for line in shown for cap in line.measured if "+" not in cap}, key=_cap)
@@ -167,7 +167,7 @@ class _Canvas:
         self._letters: dict[tuple[int, int], str] = {}
 
     def place(self, across: float, up: float) -> tuple[int, int]:
-        """Column and row in dots from the top left, for a point in shares of width and height."""
+        """Return column and row in dots from the top left, for a point in shares of width and height."""
         return round(across * (2 * self._width - 1)), round((1 - up) * (4 * HEIGHT - 1))
 
     def draw(self, places: Sequence[tuple[int, int]], letter: str, style: str) -> None:
@@ -191,7 +191,7 @@ class _Canvas:
 
 
 def _number(value: float) -> str:
-    """Three digits, with an exponent if they do not fit."""
+    """Return three digits, with an exponent if they do not fit."""
     text = three_digits(value)
     return text if len(text) <= LABEL else f"{value:.2e}"
 

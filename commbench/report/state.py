@@ -15,7 +15,7 @@ _TIME = "median over launches of the slowest rank's median"
 
 
 def unfinished(run: Run) -> str:
-    """Why a run is incomplete and how to resume it; empty for a complete run."""
+    """Return why a run is incomplete and how to resume it; empty for a complete run."""
     status = run.info.get("status", "complete")
     if status == "complete":
         return ""
@@ -38,7 +38,7 @@ def undecided(run: Run) -> str:
 
 
 def time_spent(run: Run) -> str:
-    """Return the shares of the run's time; empty before the first launch has ended."""
+    """Return a sentence on the shares of the run's time; empty before the first launch has ended."""
     launches = run.info.get("launches") or []
     total = sum(launch.get("seconds", 0.0) for launch in launches)
     if not total:
@@ -61,7 +61,7 @@ def time_spent(run: Run) -> str:
 
 
 def tools_of(run: Run) -> dict[str, list[str]]:
-    """Return the other tools behind an imported run, with their output files; empty for commbench's own runs."""
+    """Return the tools that measured an imported run, with their output files; empty for commbench's own runs."""
     files: dict[str, list[str]] = {}
     for output in run.info.get("imported") or ():
         tool = f"{output['tool']} {output['version'].removeprefix('OSU ')}".strip()
@@ -70,12 +70,12 @@ def tools_of(run: Run) -> dict[str, list[str]]:
 
 
 def origins(run: Run) -> list[str]:
-    """Return the other tools behind an imported run, a sentence for each."""
+    """Return a sentence on each tool that measured an imported run."""
     return [f"Measured by {tool}, imported from {', '.join(names)}." for tool, names in tools_of(run).items()]
 
 
 def explain_time(runs: Iterable[Run]) -> str:
-    """Return the meaning of the times; imported runs have their tool's definition."""
+    """Return the definition of the times; imported runs have their tool's definition."""
     stated = {record.stated.time if record.stated else "" for run in runs for record in run.records}
     definitions = " or the ".join(sorted(stated - {""}))
     if not definitions:
@@ -86,20 +86,20 @@ def explain_time(runs: Iterable[Run]) -> str:
 
 
 def counted_energy(energy_of: str) -> str:
-    """Return the counters behind an energy as text: ``the GPUs alone``; see `engine.records.Record.energy_of`."""
+    """Return the counters of an energy as text, e.g. ``the GPUs alone``; see `commbench.engine.records.Record`."""
     whole = {"": "all that was metered", "cpu+gpu": "processors and GPUs"}
     return whole.get(energy_of) or f"the {_KINDS.get(energy_of, energy_of)} alone"
 
 
 def unmetered(run: Run) -> list[str]:
-    """Energy that was not counted and why, a sentence for each kind."""
+    """Return a sentence on each kind of energy that was not counted, with the reason."""
     energy = run.info.get("energy")
     missing = energy["missing"] if energy else {}
     return [f"Energy of {_KINDS.get(kind, kind)}: {why}." for kind, why in missing.items()]
 
 
 def result_files(run: Run) -> list[Path]:
-    """Return the main table, and the table of pairs if the main one only summarises it; empty for a killed run."""
+    """Return the paths of the main table, and of the table of pairs if there is one; empty for a killed run."""
     tables = [SUMMARY, DDP] if run.records and not predictions(run) else [DDP, SUMMARY]
     first = next((name for name in tables if (run.path / name).exists()), SAMPLES)
     others = [name for name in (PAIRS, PREDICTIONS) if (run.path / name).exists()]

@@ -40,7 +40,7 @@ from commbench.stats import median
 from commbench.stats.budgets import BUDGETS
 from commbench.units import counted, format_size
 
-#: Fields that split columns of one backend, tried in order until every cell holds one row.
+#: Fields that split the columns of one backend, in order, until every cell holds one row.
 _DETAILS: tuple[tuple[str, ...], ...] = (
     ("backend",),
     ("backend", "algorithm_requested"),
@@ -52,7 +52,7 @@ Columns = dict[str, list[Row]]
 FlaggedT = TypeVar("FlaggedT", bound=Flagged)
 
 
-#: Most tables, and most rows in each: longer output is not read.
+#: The most tables, and the most rows in each, on a terminal.
 MOST_TABLES, MOST_ROWS = 60, 600
 
 #: Shown above the overhead of a framework if ranks shared a GPU.
@@ -65,7 +65,7 @@ def render_table(rows: Sequence[Row], *, width: int, hosts: Sequence[str] = ()) 
     """Return rows as tables for `rich.console.Console.print`: sizes down, backends side by side.
 
     One table for each operation, pattern, dtype, redop, in_place and root. Backends that do not fit into ``width``
-    characters follow below. A cell without a result says ``unsupported``, ``failed``, ``hung`` or ``wrong``. A
+    characters follow below. A cell without a result states ``unsupported``, ``failed``, ``hung`` or ``wrong``. A
     pattern with several groups has a line for each (of more than 8 for the slowest, the median and the fastest) and
     one with their combined rate; the slowest group is named, with its host if ``hosts`` gives it by rank.
     """
@@ -210,7 +210,7 @@ def _cells(row: Row | None, *, rated: bool, named: bool = False) -> list[Cell]:
 
 
 def _time(row: Row) -> str:
-    """Return the time with its interval, or one word that says why there is none."""
+    """Return the time with its interval, or the status of a row without a time."""
     if row.status == "ok":
         return format_time_us(row) or "no time"
     if row.status == "wrong":
@@ -219,7 +219,7 @@ def _time(row: Row) -> str:
 
 
 def format_time_us(row: Row) -> str:
-    """Return the row's time with its interval in one unit: ``1.23 us [1.20, 1.31]``; empty without a time."""
+    """Return the row's time with its interval in one unit, e.g. ``1.23 us [1.20, 1.31]``; empty without a time."""
     return time_with_interval(row.time_us, row.time_us_ci_low, row.time_us_ci_high)
 
 
@@ -234,7 +234,7 @@ def title_of(rows: Sequence[Row]) -> str:
 
 
 def _common(rows: Iterable[Row], name: str) -> list[Any]:
-    """Return the common value of a column as a list item; empty if rows differ or it does not apply."""
+    """Return the common value of a column in a list; an empty list if rows differ or the column does not apply."""
     values = {getattr(row, name) for row in rows}
     return [value for value in values if len(values) == 1 and value is not None]
 
@@ -276,7 +276,7 @@ def without_shared_flags(rows: Sequence[FlaggedT]) -> list[FlaggedT]:
 
 
 def legend(rows: Sequence[Flagged]) -> list[RenderableType]:
-    """Return the marks in use, in one line."""
+    """Explain the marks in use, in one line."""
     used = {flag.name for row in rows for flag in split_flags(row.flags)}
     explained = [f"{flag.mark} {flag.name}" for flag in FLAGS.values() if flag.name in used]
     return [Text("\nmarks: " + ", ".join(explained), style="yellow")] if explained else []
@@ -305,7 +305,7 @@ def precision_of(rows: Iterable[Row], info: RunInfo) -> str:
 
 
 class Things(NamedTuple):
-    """The nouns for what is counted."""
+    """Singular and plural of the noun for counted rows."""
 
     one: str
     several: str
@@ -346,7 +346,7 @@ class Warned(NamedTuple):
 
 
 def warned(rows: Sequence[Flagged], info: RunInfo, *, things: Things) -> list[Warned]:
-    """As `warnings_for`, in parts: failures, then one part for each flag; several flags of noise have one part."""
+    """Return the warnings of `warnings_for` in parts: failures, then one for each flag; flags of noise share one."""
     flags_by_row = [split_flags(row.flags) for row in rows]
     counts = Counter(flag.name for flags in flags_by_row for flag in flags)
     target = info.get("relative_half_width")
@@ -387,7 +387,7 @@ def _count(count: int, rows: int, things: Things = ROWS) -> str:
 
 
 def failures(rows: Sequence[Flagged], total: int) -> list[str]:
-    """Rows without a result, each status once, out of ``total`` rows."""
+    """Return a warning for each status without a result, with its count out of ``total`` rows."""
     return [warning.text for warning in _failed(rows, total, ROWS)]
 
 
@@ -454,6 +454,6 @@ def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
 
 
 def growth_text(growth: Growth) -> str:
-    """Return the growth with its interval: ``1.84 [1.80, 1.88]``."""
+    """Return the growth with its interval, e.g. ``1.84 [1.80, 1.88]``."""
     low, high = (growth.interval.low, growth.interval.high) if growth.interval else (None, None)
     return with_interval(growth.ratio, low, high, 2, most=math.inf)

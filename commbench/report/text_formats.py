@@ -45,7 +45,7 @@ def _group_of(row: Row) -> str:
 
 
 def _missing(rows: Iterable[Row]) -> Iterator[str]:
-    """Comment lines for rows without a valid result."""
+    """Yield comment lines for rows without a valid result."""
     for row in rows:
         if row.status != "ok":
             size = "" if row.message_bytes is None else f" {row.message_bytes} B"
@@ -123,7 +123,7 @@ _NCCL_HEADER = (
 
 
 def _nccl_lines(rows: Sequence[Row]) -> list[dict[bool, Row]]:
-    """Rows that share a line, by in place or not; operations without that choice count as out of place."""
+    """Return the rows of each line, by in place or not; operations without that choice count as out of place."""
     lines: dict[Key, dict[bool, Row]] = {}
     for row in rows:
         if row.time_us is not None:
@@ -136,7 +136,7 @@ def _nccl_key(row: Row) -> Key:
 
 
 def _nccl_case(line: dict[bool, Row]) -> str:
-    """Size, count, type, redop and root; the count is one rank's share if the message consists of shares."""
+    """Return size, count, type, redop and root; the count is one rank's share if the message consists of shares."""
     row = next(iter(line.values()))
     size, dtype = row.message_bytes or 0, row.dtype or ""
     share = row.group_size or 1 if OPERATIONS[row.operation].divided else 1
@@ -154,7 +154,7 @@ def _nccl_side(row: Row | None) -> str:
 
 
 def _fitted(value: float | None, width: int) -> str:
-    """Two decimals or fewer if they do not fit, then an exponent."""
+    """Return a number with two decimals; if it does not fit, with fewer decimals or an exponent."""
     if value is None:
         return f"{'N/A':>{width}}"
     texts = [f"{value:{width}.{decimals}f}" for decimals in (2, 1, 0)]

@@ -1,4 +1,4 @@
-"""The topology of a host as tables, and what in it slows communication."""
+"""The topology of a host as tables, and remarks on what slows communication."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from commbench.units import counted, format_size
 
 
 def render_topology(host: str, topology: Topology, cpus: Sequence[int] = ()) -> list[RenderableType]:
-    """Tables of the topology, then one sentence for each remark.
+    """Return tables of the topology, then one sentence for each remark.
 
     Args:
-        host: its name.
+        host: the host's name.
         topology: from `commbench.system.topology.collect_topology`; ``ranks`` (rank, numa_nodes) as in run.json.
-        cpus: CPUs that this process may use; empty for the topology of another host.
+        cpus: the CPUs that this process may use; empty for the topology of another host.
     """
     counts = [
         _count(topology.get("sockets"), "socket"),
@@ -37,7 +37,7 @@ def render_topology(host: str, topology: Topology, cpus: Sequence[int] = ()) -> 
 
 
 def topology_remarks(topology: Topology, cpus: Sequence[int] = ()) -> list[str]:
-    """Remarks on what slows communication or is emulated, each in a sentence; see `render_topology`."""
+    """Return a sentence on each part that slows communication or is emulated; see `render_topology`."""
     remarks = [*_far_gpus(topology), *_placement(topology, cpus)]
     bare = [str(node["node"]) for node in topology["numa"] if node["memory_bytes"] == 0]
     if bare:
@@ -52,7 +52,7 @@ def topology_remarks(topology: Topology, cpus: Sequence[int] = ()) -> list[str]:
 
 
 def _far_gpus(topology: Topology) -> list[str]:
-    """GPUs that reach an active adapter across sockets only."""
+    """Return a remark on GPUs that reach active adapters only across sockets."""
     devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
     gpus = [index for index, name in enumerate(devices) if name.startswith("GPU")]
     adapters = [index for index, name in enumerate(devices) if name in _in_use(topology)]
@@ -69,7 +69,7 @@ def _far_gpus(topology: Topology) -> list[str]:
 
 
 def _placement(topology: Topology, cpus: Sequence[int]) -> list[str]:
-    """Return the NUMA nodes of this process, compared with those of the active adapters."""
+    """Return a remark on this process's NUMA nodes, compared with those of the active adapters."""
     here, ports = nodes_of(cpus, topology["numa"]), _in_use(topology)
     there = sorted({node for node in ports.values() if node is not None})
     sentence = ""
@@ -87,7 +87,7 @@ def _placement(topology: Topology, cpus: Sequence[int]) -> list[str]:
 
 
 def _in_use(topology: Topology) -> dict[str, int | None]:
-    """NUMA nodes of the active adapters, by name: RDMA devices, or network interfaces if there are none."""
+    """Return the NUMA node of each active adapter by name: RDMA devices, or network interfaces if there are none."""
     active = {port["device"]: port["numa_node"] for port in topology["rdma"] if port["state"] == "ACTIVE"}
     up = {port["name"]: port["numa_node"] for port in topology["network"] if port["state"] == "up" and port["pci"]}
     return active or up

@@ -68,7 +68,7 @@ def training_warnings(run: Run) -> list[str]:
 
 
 def baseline_sentences(run: Run) -> list[str]:
-    """Return a sentence on the script's own setting, to which a live tuning compares all others; else none."""
+    """Return a sentence on the script's own setting, the baseline of a live tuning; no sentence for other runs."""
     if not is_live(run.info) or is_watched(run.info):
         return []
     own = TrainingCase.from_key(run.info["baseline"])
@@ -78,7 +78,7 @@ def baseline_sentences(run: Run) -> list[str]:
 
 
 def render_recommendation(recommendation: Recommendation) -> list[RenderableType]:
-    """Return the paragraph and what to paste."""
+    """Return the recommendation's paragraph and the lines to paste."""
     parts: list[RenderableType] = [Text(f"\n{paragraph(recommendation)}\n")]
     for title, snippet in snippets(recommendation):
         parts += [Text(title)] if title else []
@@ -100,7 +100,7 @@ def hook_label(row: TrainingRow | PredictionRow) -> str:
 
 
 def _step(row: TrainingRow) -> str:
-    """Return the step with its interval, or one word that says why there is none."""
+    """Return the step with its interval, or the status of a row without a time."""
     if row.status != "ok" or row.step_ms is None:
         return "no time" if row.status == "ok" else row.status
     places = next((n for n, least in enumerate((100, 10, 1)) if row.step_ms >= least), 3)
@@ -168,7 +168,7 @@ def without_ddp(rows: Sequence[TrainingRow]) -> list[str]:
 
 
 def _undecidable(rows: Sequence[TrainingRow]) -> list[str]:
-    """Return whether every verdict must be inconclusive: too few launches for a family of this size."""
+    """Return a warning if every verdict must be inconclusive: too few launches for this number of configurations."""
     judged = [row for row in rows if row.verdict]
     launches = max((row.launches or 0 for row in judged), default=0)
     if not judged or not family_hint(len(judged), launches, launches):
@@ -181,11 +181,11 @@ def _undecidable(rows: Sequence[TrainingRow]) -> list[str]:
 
 
 def named_setting(row: TrainingRow) -> str:
-    """Return a setting in a few words: its hook and its buckets."""
+    """Return a setting as text: its hook and its buckets."""
     return f"{hook_label(row)} with {row.bucket_cap_mb}{' MiB' if row.bucket_cap_mb != 'default' else ''} buckets"
 
 
-#: Most settings shown that were only predicted; the file has all.
+#: The most settings in the table that were only predicted; the file has all.
 MOST_UNMEASURED = 3
 
 
@@ -210,7 +210,7 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
 
 
 def render_cost(recommendation: Recommendation, launches: Iterable[Launch] = ()) -> Text:
-    """Return the number of steps made, as a share of a full sweep, and the total time, network included.
+    """Return the number of measured steps, its share of a full sweep, and the total time, with the network's.
 
     Args:
         recommendation: of a tuning.
@@ -226,7 +226,7 @@ def render_cost(recommendation: Recommendation, launches: Iterable[Launch] = ())
 
 
 def prediction_title(rows: Iterable[PredictionRow]) -> str:
-    """Return the basis of the predictions, and their error."""
+    """Return the title of the table of predictions, with their error."""
     return f"Predicted from the calibration{_said(held_out_accuracy(rows))}"
 
 

@@ -24,12 +24,12 @@ from commbench.cli.request import (
     check_training_backend,
     choose_training_backend,
     find_budget,
-    lacking,
     make_request,
     plan_identity,
     ranks_by_gpus,
     run_header,
     split_names,
+    unusable_reason,
     usable_suite,
 )
 from commbench.collectives.backends import USUAL_BACKENDS
@@ -277,7 +277,7 @@ def test_emulated_hosts_do_not_share_a_gpu_unasked(monkeypatch: pytest.MonkeyPat
     assert "torch-nccl" not in usable.backends
     assert ["emulated hosts" in sentence for sentence in sentences].count(True) == 1
     assert "gloo" == choose_training_backend("auto", ranks_here=1)[0]
-    assert lacking("torch-nccl") is None
+    assert unusable_reason("torch-nccl") is None
 
 
 def test_what_is_no_training_backend_is_refused() -> None:

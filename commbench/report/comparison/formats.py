@@ -50,7 +50,7 @@ def render_comparison(table: ComparisonTable, threshold: float | None = None) ->
 
     Args:
         table: the comparison.
-        threshold: name last the cases that are slower by more than this share, which sets the exit code.
+        threshold: the share that sets the exit code; cases that are slower by more are named last.
     """
     parts: list[RenderableType] = [Text(summary(table)), Text("\n".join(heading(table))), Text("")]
     if table.cases:
@@ -120,7 +120,7 @@ _CASE_COLUMNS = {f.name for case_class in (Case, TrainingCase) for f in fields(c
 
 
 def comparison_rows(table: ComparisonTable, threshold: float) -> list[ComparisonRow]:
-    """Return the cases in table order, then the cases that only one side has."""
+    """Return one row for each case, in table order, then for the cases that only one side has."""
     names = names_of(table)
     lost = [
         ComparisonRow(

@@ -44,7 +44,7 @@ def comparison_page(table: ComparisonTable, threshold: float) -> str:
 
 
 def _reach(table: ComparisonTable) -> float:
-    """Return the logarithm at the ends of the drawings: all ratios fit, and most intervals."""
+    """Return the logarithm of the ratio at the ends of the drawings: all ratios and most intervals fit."""
     ratios = [abs(math.log(case.comparison.ratio)) for case in table.cases if case.comparison.ratio > 0]
     return 1.2 * max([math.log(_LEAST_END), *ratios])
 

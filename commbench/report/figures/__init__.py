@@ -24,5 +24,5 @@ _KINDS: tuple[Callable[[Sequence[Run]], list[Drawing]], ...] = (
 
 
 def all_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Return every figure that the data of the runs allow, in page order; several runs overlay."""
+    """Return every figure for which the runs have data, in page order; several runs are overlaid."""
     return [drawing for figures in _KINDS for drawing in figures(runs)]

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from commbench.tuner.predictions import PredictionRow
 
 
-#: Horizontal offset between series at the same bucket size, and its largest sum, so that intervals stay readable.
+#: Horizontal offset between series at the same bucket size, and the largest total offset: intervals stay readable.
 _ASIDE, _ASIDE_MOST = 0.12, 0.6
 
 
 @dataclass(kw_only=True)
 class Line:
-    """The settings of one run that differ in their bucket sizes only."""
+    """The settings of one run that differ only in their bucket sizes."""
 
     name: str
     measured: dict[str, Estimate] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Line:
 
 
 def bucket_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Return one drawing for each workload; none if only the default was tried with one hook."""
+    """Return one drawing for each workload; none if one hook with the default buckets was measured alone."""
     made = []
     for group in groups(runs):
         lines = [line for trial in group.trials for line in lines_of(trial)]
@@ -123,7 +123,7 @@ def _drawing(group: Group, lines: Sequence[Line]) -> Drawing:
 
 
 def paint_lines(figure: Figure, lines: Sequence[Line]) -> None:
-    """Draw lines through numeric bucket sizes only: the default and lists are no points of the axis."""
+    """Draw lines only through numeric bucket sizes: the default and lists have no position on the axis."""
     axes = figure.subplots()
     caps = [cap for line in lines for cap in (*line.measured, *line.predicted, *line.failed)]
     places = places_of(caps)
@@ -146,7 +146,7 @@ def paint_lines(figure: Figure, lines: Sequence[Line]) -> None:
 
 
 def limits_of(lines: Sequence[Line]) -> tuple[float, float] | None:
-    """Return the range of the y axis in ms: all values, and of the intervals as much as leaves the values readable."""
+    """Return the range of the y axis in ms: all values, and as much of the intervals as keeps the values readable."""
     values = [
         v for line in lines for v in (*(point.value for point in line.measured.values()), *line.predicted.values())
     ]
@@ -189,7 +189,7 @@ def _is_number(cap: str) -> bool:
 
 
 def caption_of(group: Group, lines: Sequence[Line]) -> str:
-    """Return how to read the figure, the fastest setting of each run, and the recommended setting."""
+    """Return the caption: how to read the figure, the fastest setting of each run, and the recommended setting."""
     failed = [f"{line.name} {cap} {status}" for line in lines for cap, status in line.failed.items()]
     over = "steps" if all(is_live(trial.run.info) and trial.launches == 1 for trial in group.trials) else "launches"
     return sentences(

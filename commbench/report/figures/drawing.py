@@ -31,7 +31,7 @@ class Colour:
     """A colour in the light and the dark theme."""
 
     light: str
-    """``#rrggbb``; matplotlib draws with it, so every colour has its own."""
+    """``#rrggbb``; unique, because the SVG's colours are recognised by it."""
     dark: str
 
 
@@ -56,7 +56,7 @@ PALETTE: Mapping[str, Colour] = MappingProxyType(
 )
 INK, MUTED, GRID, PAPER, SHADE, BAD = (PALETTE[n].light for n in ("ink", "muted", "grid", "paper", "shade", "bad"))
 SERIES = tuple(colour.light for name, colour in PALETTE.items() if name.startswith("series-"))
-#: Series differ in colour, marker and line style, so that colour is never needed.
+#: Series differ in colour, marker and line style: they can be told apart without colour.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = (
     *("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))),
@@ -125,15 +125,15 @@ class Drawing:
     paint: Callable[[Figure], None]
     """Adds axes to an empty figure, in the light colours of `PALETTE`."""
     name: str
-    """Of lower-case letters, digits and hyphens; unique on a page, the stem of the PNG's file name."""
+    """Lower-case letters, digits and hyphens; unique on a page; the stem of the PNG's file name."""
     section: Section
     """The section of the page."""
     title: str
-    """Not part of the picture."""
+    """The title; it is not part of the picture."""
     caption: str
-    """How to read it and the main result; plain text."""
+    """How to read the figure, and the main result; plain text."""
     alt: str
-    """A description for readers who cannot see it; plain text."""
+    """A description for readers who cannot see the figure; plain text."""
     height_in: float = HEIGHT_IN
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class Drawing:
 
     @property
     def svg(self) -> str:
-        """An ``<svg>`` element for HTML: escaped, its ids begin with the name."""
+        """The ``<svg>`` element for HTML: escaped, and its ids begin with the name."""
         return self._pictures[0]
 
     @property
@@ -157,10 +157,10 @@ class Drawing:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        # a person's own matplotlib style would change the bytes; setting the backend loads pyplot
+        # a user's own matplotlib style would change the bytes; setting the backend loads pyplot
         plain = {key: value for key, value in mpl.rcParamsDefault.items() if key not in {"backend", "backend_fallback"}}
         with mpl.rc_context(rc={**plain, **_STYLE, "svg.hashsalt": self.name}), warnings.catch_warnings():
-            # a character that the font lacks is a box in the PNG and right in the SVG
+            # a character that the font lacks is a box in the PNG and correct in the SVG
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
             figure = Figure(figsize=(WIDTH_IN, self.height_in))
             FigureCanvasAgg(figure)
@@ -173,7 +173,7 @@ class Drawing:
 
 
 def theme_variables(theme: Literal["light", "dark"]) -> str:
-    """CSS declarations of the colours that an SVG uses; without them it shows the light theme."""
+    """Return CSS declarations of the colours that an SVG uses; without them it shows the light theme."""
     band = BAND_ALPHA if theme == "light" else _BAND_OPACITY_DARK
     return (
         "".join(f"--{name}: {getattr(colour, theme)}; " for name, colour in PALETTE.items())
@@ -222,9 +222,9 @@ def _text(text: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------ series and axes
 
-#: Most series that can be told apart; the caption names the others.
+#: The most series that can be told apart; the caption names the others.
 MOST_SERIES = 8
-#: Most sizes named on an axis.
+#: The most sizes named on an axis.
 _MOST_TICKS = 6
 #: The smallest ratio that a logarithmic axis spans: a smaller one makes noise look like a trend.
 LEAST_RATIO = 4.0
@@ -242,7 +242,7 @@ class Look:
     colour: str
     marker: str
     dash: Any
-    """As matplotlib's ``linestyle``."""
+    """matplotlib's ``linestyle``."""
 
 
 def look(index: int) -> Look:
@@ -274,7 +274,7 @@ class Estimate:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Distances of the ends below and above the value, as matplotlib takes error bars."""
+        """Distances of the ends below and above the value, for matplotlib's error bars."""
         low, high = self.bounds
         return max(0.0, self.value - low), max(0.0, high - self.value)
 
@@ -305,7 +305,7 @@ def plot_interval(axes: Axes, x: float, point: Estimate, looks_as: Look) -> None
 
 
 def plot_crosses(axes: Axes, x: Sequence[float], looks_as: Look) -> None:
-    """Mark failed cases by crosses on the x axis, so that none is silently left out."""
+    """Mark failed cases by crosses on the x axis."""
     if not x:
         return
     style: Style = {
@@ -382,7 +382,7 @@ def _note(x: float, y: float, va: str) -> Style:
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """Draw the names of the series below the figure, in as many columns as fit; nothing for a single series."""
+    """Draw the names of the series below the figure, in as many columns as fit; none for a single series."""
     handles, names = axes.get_legend_handles_labels()
     if len(names) < 2:  # noqa: PLR2004 - one needs no name
         return
@@ -404,5 +404,5 @@ def legend_height_in(names: Sequence[str]) -> float:
 
 
 def nothing_here(axes: Axes, text: str) -> None:
-    """State in an empty frame why it is empty."""
+    """Write the reason into an empty frame."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=MUTED, backgroundcolor=PAPER)

@@ -1,4 +1,4 @@
-"""The energy of an operation and of a training step, if it was measured."""
+"""Figures of the energy of an operation and of a training step, if it was measured."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ from commbench.units import counted, format_size, three_digits
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Most lines in the figure.
+#: The most lines in the figure.
 _MOST_LINES = 16
-#: Flags that make launches worth showing, the most severe first.
+#: Flags about the spread of launches, the most severe first.
 _SHOWN_FLAGS = ("bimodal_launches", "ci_wide")
 #: Vertical offsets of the dots of successive launches.
 _OFFSETS = (0.0, -0.16, 0.16, -0.08, 0.08)
@@ -147,7 +147,7 @@ def training_spreads(run: Run, prefix: str) -> list[Spread]:
 
 
 def _order(setting: Trained) -> tuple[int, tuple[float, ...]]:
-    """Return the default first, then by hook and bucket size."""
+    """Return a sort key: the default first, then by hook and bucket size."""
     return hook_position(setting.case.hook), setting.case.caps_mb
 
 
@@ -196,7 +196,7 @@ def _marked(spread: Spread) -> str:
 
 
 def caption_of(spreads: Sequence[Spread], total: int) -> str:
-    """Return how to read the figure, and which launches differ most."""
+    """Return the caption: how to read the figure, and which launches differ most."""
     widest = max(spreads, key=lambda spread: spread.range)
     bimodal = [spread.name for spread in spreads if "bimodal_launches" in spread.flags]
     wide = [spread.name for spread in spreads if "ci_wide" in spread.flags]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 #: A loss that falls by a larger ratio gets a logarithmic axis.
 _WIDE = 20.0
-#: Most points of a curve; each is the mean of a window of steps.
+#: The most points of a curve; each is the mean of a window of steps.
 _POINTS = 60
 
 
@@ -228,7 +228,7 @@ def _paint_one(axes: Axes, x: Floats, curve: Learned, place: int) -> None:
 
 
 def caption_of(quantity: str, name: str, learned: Sequence[Learned]) -> str:
-    """Return how to read the figure, and the result of each setting after equal steps and after equal time."""
+    """Return the caption: how to read the figure, and each setting's result after equal steps and equal time."""
     launches = max(len(curve.values) for curve in learned)
     fresh = "fresh " if learned[0].is_fresh else ""
     of = f"the {fresh}launch" if launches == 1 else f"{counted(launches, f'{fresh}launch')}, bands their range"
@@ -270,7 +270,7 @@ def _after_equal_steps(quantity: str, learned: Sequence[Learned]) -> str:
 
 
 def _after_equal_time(quantity: str, learned: Sequence[Learned]) -> str:
-    """Return the value of each setting when the first has finished, and which is ahead, if that is shown."""
+    """State the value of each setting when the first has finished, and which is ahead, if that is shown."""
     until = min(float(curve.seconds[-1]) for curve in learned)
     compared = [curve for curve in learned if curve.seconds[0] <= until * (1 + 1e-9)]
     if len(compared) < 2:  # noqa: PLR2004 - nothing to compare
@@ -286,7 +286,7 @@ def _after_equal_time(quantity: str, learned: Sequence[Learned]) -> str:
 
 
 def _ahead(reached: Mapping[str, Mapping[int, float]], first: str, sign: float) -> str:
-    """Return whether the first setting is ahead of each other one beyond noise, by the median over launches.
+    """State whether the first setting is ahead of all others beyond noise, by the median difference between launches.
 
     Launches of the same number train with the same data; an interval of that median needs 6 of them.
     """
@@ -310,7 +310,7 @@ def _gains(own: Mapping[int, float], theirs: Mapping[int, float], sign: float) -
 
 
 def _at(curve: Learned, x: Floats, until: float, quantity: str) -> Floats:
-    """Return the mean of each launch over the last tenth before ``until``, for a metric its last value; (launches,)."""
+    """Return each launch's mean over the last tenth before ``until``, or a metric's last value; (launches,)."""
     end = max(1, int(np.searchsorted(x, until * (1 + 1e-9), side="right")))
     width = max(1, end // LOSS_WINDOW) if quantity == "loss" else 1
     return np.array([_mean(line[max(0, end - width) : end]) for line in curve.values])

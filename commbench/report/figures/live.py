@@ -1,4 +1,4 @@
-"""A live tuning inside its training: which setting was in use at each step, how fast it was, and the loss."""
+"""Figures of a live tuning: the setting at each step of the training, its step time, and the loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Steps of a window whose mean loss the line shows, as a share of all steps.
 _WINDOW = 1 / 40
-#: Inches of a line of the timeline.
+#: Height of a line of the timeline, in inches.
 _LINE_IN = 0.24
 
 
@@ -41,11 +41,11 @@ class Span:
     end: int
     """The step after the last."""
     step_ms: float
-    """Median of its timed steps."""
+    """Median of its timed steps, in ms."""
 
     @property
     def name(self) -> str:
-        """The setting, and nothing of the phase."""
+        """The setting without its phase."""
         return Choice(**setting_of(self.case)).name
 
 
@@ -56,16 +56,16 @@ class Course:
     prefix: str
     launch: int
     launches: int
-    """Of the whole run."""
+    """Number of launches of the whole run."""
     spans: Sequence[Span]
-    """In the order of steps."""
+    """The blocks in the order of steps."""
     names: Sequence[str]
-    """Of the settings, the script's own first, then the fastest first."""
+    """Names of the settings: the script's own, then the others, the fastest first."""
     losses: Sequence[Loss]
 
     @property
     def begins_confirmation(self) -> int | None:
-        """The step at which the fresh blocks begin; None without any."""
+        """The step at which the fresh blocks begin; None if there are none."""
         return next((span.begin for span in self.spans if span.case.phase == CONFIRM), None)
 
     @property
@@ -87,7 +87,7 @@ def live_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def course_of(run: Run, prefix: str = "") -> Course | None:
-    """Return the last launch of a live tuning; None of any other run, and of one without a block."""
+    """Return the last launch of a live tuning; None for any other run, or without a block."""
     records = [record for record in latest(run.training_records).values() if len(record.block_at)]
     if not is_live(run.info) or is_watched(run.info) or not records:
         return None
@@ -104,7 +104,7 @@ def course_of(run: Run, prefix: str = "") -> Course | None:
 
 
 def _spans(records: Sequence[TrainingRecord]) -> list[Span]:
-    """Return the blocks of one launch in the order of steps, each until the next one begins."""
+    """Return the blocks of one launch in the order of steps; each lasts until the next one begins."""
     blocks = sorted(
         (
             (begin, begin + record.discarded + length, step_ms, record.case)
@@ -123,7 +123,7 @@ def _spans(records: Sequence[TrainingRecord]) -> list[Span]:
 
 
 def _names(spans: Sequence[Span], own: TrainingCase) -> list[str]:
-    """Return the names of the settings, the script's own first, then the fastest first."""
+    """Return the names of the settings: the script's own, then the others, the fastest first."""
     times_ms: dict[str, list[float]] = {}
     for span in spans:
         times_ms.setdefault(span.name, []).append(span.step_ms)
@@ -132,7 +132,7 @@ def _names(spans: Sequence[Span], own: TrainingCase) -> list[str]:
 
 
 def _colours(course: Course) -> dict[str, str]:
-    """Return the colour of each setting; those beyond the most that can be told apart are grey."""
+    """Return the colour of each setting; settings beyond the number of colours are grey."""
     return {name: SERIES[place] if place < MOST_SERIES else MUTED for place, name in enumerate(course.names)}
 
 
@@ -152,7 +152,7 @@ def _timeline(course: Course, number: str) -> Drawing:
 
 
 def paint_timeline(figure: Figure, course: Course) -> None:
-    """Draw a line for each setting with the steps that used it, and below the median of each block."""
+    """Draw a line for each setting with the steps that used it, and below it the median of each block."""
     colours = _colours(course)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[0.5 + _LINE_IN * len(course.names), 1.7])
     for place, name in enumerate(course.names):
@@ -225,7 +225,7 @@ def _switches(course: Course) -> list[Span]:
 
 
 def timeline_caption(course: Course) -> str:
-    """Return how to read the timeline, and how many blocks each stage had."""
+    """Return the caption: how to read the timeline, and how many blocks each stage had."""
     fresh = [span for span in course.spans if span.case.phase == CONFIRM]
     confirmed = list(dict.fromkeys(span.name for span in fresh))
     return sentences(
@@ -242,7 +242,7 @@ def _which(course: Course) -> str:
 
 
 def loss_caption(course: Course) -> str:
-    """Return how to read the curve, and how far the loss fell."""
+    """Return the caption: how to read the curve, and how far the loss fell."""
     values = [loss.loss for loss in course.losses]
     width = max(1, round(_WINDOW * len(values)))
     first, last = float(np.mean(values[:width])), float(np.mean(values[-width:]))

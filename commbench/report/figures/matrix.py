@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: Most cells along each axis: with more ranks, several share a cell, which shows their slowest pair.
+#: The most cells along each axis: with more ranks, several share a cell, which shows their slowest pair.
 MOST_CELLS = 360
-#: Most ranks whose values are written into the cells; most hosts named on the axes.
+#: The most ranks whose values are written into the cells, and the most hosts named on the axes.
 _WRITTEN, _NAMED = 8, 16
 #: A larger ratio between values gets a logarithmic colour scale.
 _WIDE = 3.0
@@ -47,11 +47,11 @@ class Heat:
     """A matrix as cells."""
 
     cells: Floats
-    """From row to column, (cells, cells), in ``unit``; NaN for untimed pairs and the diagonal."""
+    """Values from row to column, (cells, cells), in ``unit``; NaN for untimed pairs and the diagonal."""
     per_cell: int
-    """Ranks in each cell along an axis."""
+    """Number of ranks in each cell along an axis."""
     unit: str
-    """``us``, or GB/s, MB/s or kB/s, chosen for the fastest pair."""
+    """``us``, or GB/s, MB/s or kB/s, as suits the fastest pair."""
     hosts: Sequence[str]
     """The host of each rank."""
     stragglers: Sequence[Straggler]
@@ -65,7 +65,7 @@ class Heat:
         return self.unit == "us"
 
     def is_marked(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which pairs of ranks are slow because of a straggler; arrays of shape (pairs,)."""
+        """Return a mask of the pairs of ranks that a straggler slows down; arrays of shape (pairs,)."""
         marked = np.zeros(len(source), dtype=bool)
         for sender, receiver in (link for straggler in self.stragglers for link in straggler.links):
             marked |= np.isin(source, self.ranks_of(sender)) & np.isin(target, self.ranks_of(receiver))
@@ -83,9 +83,9 @@ def _is_rank(name: str, rank: int) -> bool:
 
 
 def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Return one heat map for each matrix of each run; colours of two cannot be overlaid.
+    """Return one heat map for each matrix of each run; two heat maps cannot be overlaid.
 
-    None for ranks that share a GPU, whose pairs are no links.
+    Ranks that share a GPU get none: their pairs are not links.
     """
     made = []
     for number, (run, prefix) in enumerate(zip(runs, prefixes(runs), strict=True), start=1):
@@ -111,7 +111,7 @@ def _drawing(matrix: Matrix, run: Run, prefix: str, name: str) -> Drawing:
 
 
 def heat_of(matrix: Matrix, families: Sequence[Family] = ()) -> Heat:
-    """Return the cells of a matrix; with many ranks several share a cell, which holds the slowest of their pairs.
+    """Return the cells of a matrix; with many ranks several share a cell, which has the value of their slowest pair.
 
     Args:
         matrix: the measured matrix.
@@ -236,7 +236,7 @@ def _frame(axes: Axes, rows: Sequence[int], columns: Sequence[int]) -> None:
 
 
 def caption_of(matrix: Matrix, heat: Heat) -> str:
-    """Return how to read the figure, typical values within and between hosts, and the stragglers."""
+    """Return the caption: how to read the figure, typical values within and between hosts, and the stragglers."""
     launches = counted(len(matrix.times_us), "launch")
     what = "time" if heat.is_time else "bandwidth"
     shared = ""
@@ -254,7 +254,7 @@ def caption_of(matrix: Matrix, heat: Heat) -> str:
 
 
 def _typical(matrix: Matrix, heat: Heat) -> list[str]:
-    """Return the range of the middle half of the pairs that no straggler explains, and the pairs that one explains."""
+    """State the middle half of the values of unmarked pairs, and the range of the pairs that a straggler slows down."""
     sentences = []
     verb, unit = ("take", "") if heat.is_time else ("move", heat.unit)
     several = matrix.is_inter.any() and not matrix.is_inter.all()
@@ -270,7 +270,7 @@ def _typical(matrix: Matrix, heat: Heat) -> list[str]:
 
 
 def _slow(heat: Heat) -> str:
-    """Return what is marked; without marks, whether stragglers were searched."""
+    """State what is marked; without marks, whether stragglers were searched."""
     if not heat.stragglers:
         return (
             " ".join(filter(None, (_none(heat), _unjudged(heat))))

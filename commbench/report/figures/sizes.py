@@ -40,7 +40,7 @@ from commbench.units import counted, format_size, three_digits
 
 #: Patterns without a curve: a matrix has its own figure.
 _OTHERWISE = frozenset({MATRIX})
-#: Fields that distinguish series, in the words of `Case`, and their text.
+#: Fields of `Case` that distinguish series, and the text of their values.
 _SPOKEN: Mapping[str, Callable[[Any], str]] = {
     "run": lambda value: f"{value}:",
     "in_place": lambda value: "in place" if value else "out of place",
@@ -61,7 +61,7 @@ class Reading:
     """The result of one case; for concurrent groups the slowest group's time and the sum of their bandwidths."""
 
     size_bytes: int
-    """0 for an operation without data."""
+    """Size of the message; 0 for an operation without data."""
     time_us: Estimate | None
     busbw_GBps: Estimate | None  # noqa: N815 - a unit
     status: str
@@ -70,7 +70,7 @@ class Reading:
     limit: Link | None
     """The link that bounds the bus bandwidth; None if unknown."""
     stated: str = ""
-    """The meaning of another tool's time; empty for commbench's own."""
+    """The definition of another tool's time; empty for commbench's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +78,9 @@ class Curve:
     """One series of an operation."""
 
     name: str
-    """What distinguishes it from the other series of the operation."""
+    """The fields that distinguish it from the other series of the operation."""
     readings: Sequence[Reading]
-    """By ascending size."""
+    """The results by ascending size."""
 
     @property
     def failed(self) -> list[Reading]:
@@ -93,7 +93,7 @@ class Curve:
         return all(reading.status == "unsupported" for reading in self.readings)
 
     def points(self, what: str) -> dict[float, Estimate]:
-        """Estimates of ``time_us`` or ``busbw_GBps`` by size."""
+        """Return estimates of ``time_us`` or ``busbw_GBps`` by size."""
         estimates = {reading.size_bytes: getattr(reading, what) for reading in self.readings if reading.status == "ok"}
         return {size: point for size, point in estimates.items() if point is not None}
 
@@ -105,9 +105,9 @@ class Family:
     operation: str
     curves: Sequence[Curve]
     shared: str
-    """What all series have in common, as text."""
+    """The fields that all series have in common, as text."""
     rows_sharing_gpus: int = 0
-    """Rows of the operation that are in no curve because their ranks shared a GPU."""
+    """Number of rows of the operation without a curve, because their ranks shared a GPU."""
 
     @property
     def sizes(self) -> list[int]:
@@ -124,7 +124,7 @@ class Family:
 def families(runs: Sequence[Run]) -> list[Family]:
     """Return the curves of each operation of several runs, in the order of operations.
 
-    Ranks that share a GPU give no curve: their times are no measure of an interconnect.
+    Ranks that share a GPU get no curve: their times do not show an interconnect.
     """
     sharing: Counter[str] = Counter()
     series_by_operation: dict[str, dict[tuple[str, ...], tuple[dict[str, object], list[Reading]]]] = {}
@@ -153,7 +153,7 @@ def families(runs: Sequence[Run]) -> list[Family]:
 
 
 def _cases_of(run: Run) -> Iterable[tuple[Case, list[Row]]]:
-    """Return each case with its rows: one row, or one for each group."""
+    """Return each case with its rows: one row, or one per group."""
     if not run.records:
         return []
     cases = {record.case.key: record.case for record in run.records}
@@ -220,7 +220,7 @@ def busbw_of(row: Row) -> Estimate | None:
 
 
 def _together(rates: Sequence[Estimate | None]) -> Estimate | None:
-    """Return the sum of the bandwidths of concurrent groups with a safe interval; None if a group has no rate."""
+    """Return the sum of the bandwidths of concurrent groups with a conservative interval; None if one has no rate."""
     known_rates = [rate for rate in rates if rate is not None]
     if not known_rates or len(known_rates) < len(rates):
         return None
@@ -361,7 +361,7 @@ def _dot(axes: Axes, y: float, point: Estimate, looks_as: Look) -> None:
 
 
 def caption_of(family: Family, curves: Sequence[Curve]) -> str:
-    """Return how to read the figure, and the main results."""
+    """Return the caption: how to read the figure, and the main results."""
     panels = panels_of(family.operation)
     crosses = any(curve.failed for curve in family.curves)
     return sentences(
@@ -394,7 +394,7 @@ def _how(family: Family, panels: Sequence[str]) -> str:
 
 
 def _time_read(family: Family) -> str:
-    """Return the meaning of the times; imported runs have their tool's definition."""
+    """State the definition of the times; imported runs have their tool's definition."""
     stated = {reading.stated for curve in family.curves for reading in curve.readings}
     definitions = " or the ".join(sorted(stated - {""}))
     own = ["median time of the slowest rank"] if "" in stated else []
@@ -402,7 +402,7 @@ def _time_read(family: Family) -> str:
 
 
 def _quickest(curves: Sequence[Curve]) -> str:
-    """Return the shortest time of all."""
+    """State the shortest time of all."""
     points = [(point.value, size, point, curve) for curve in curves for size, point in curve.points(TIME).items()]
     if not points:
         return "Nothing was timed."
@@ -412,7 +412,7 @@ def _quickest(curves: Sequence[Curve]) -> str:
 
 
 def _best_rate(family: Family, curves: Sequence[Curve]) -> str:
-    """Return the highest bandwidth, and its share of the link's rate if the link bounds it."""
+    """State the highest bandwidth, and its share of the link's rate if the link bounds it."""
     points = [(point.value, size, point, curve) for curve in curves for size, point in curve.points(RATE).items()]
     if not points:
         return ""
@@ -430,7 +430,7 @@ def _by(curve: Curve, curves: Sequence[Curve]) -> str:
 
 
 def _beside(curves: Sequence[Curve]) -> str:
-    """Return the fastest and the slowest series compared at the largest size that all have."""
+    """Compare the fastest and the slowest series at the largest size that all have."""
     common = set.intersection(*(set(curve.points(TIME)) for curve in curves))
     if not common:
         return ""
@@ -445,7 +445,7 @@ def _beside(curves: Sequence[Curve]) -> str:
 
 
 def broken(family: Family) -> str:
-    """Sizes without a result, and the reason."""
+    """State the sizes without a result, and the reason."""
     parts = []
     for curve in family.curves:
         if curve.failed:
@@ -463,7 +463,7 @@ def _cannot(family: Family) -> str:
 
 
 def not_drawn(family: Family) -> str:
-    """Return a sentence about rows that measure no interconnect; empty if there are none."""
+    """Return a sentence about rows that do not show an interconnect; empty if there are none."""
     count = family.rows_sharing_gpus
     are = "is" if count == 1 else "are"
     return f"{counted(count, 'row')} of ranks that share a GPU {are} not drawn." if count else ""

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: With more buckets their sizes are not written.
+#: The most buckets whose sizes are written.
 _WRITTEN = 12
-#: Height of a bucket and of all buckets at most, in inches.
+#: Height of a bucket, and largest height of all buckets, in inches.
 _BUCKET_IN, _MOST_IN = 0.19, 2.6
 FORWARD, BACKWARD, OPTIMIZER = SERIES[6], SERIES[0], SERIES[4]
 _EXPOSED_ALPHA = 0.2
@@ -37,7 +37,7 @@ class Step:
     name: str
     row: TrainingRow
     buckets: Sequence[BucketRow]
-    """The buckets with all times known."""
+    """The buckets whose times are all known."""
 
     @property
     def exposed(self) -> tuple[float, float] | None:
@@ -114,7 +114,7 @@ def _paint_step(axes: Axes, step: Step) -> None:
     for place, bucket in enumerate(step.buckets):
         _paint_bucket(axes, place, bucket, written=len(step.buckets) <= _WRITTEN)
     if step.exposed is not None:
-        # behind the bars, whose colours the legend explains
+        # drawn behind the bars, whose colours the legend explains
         axes.axvspan(*step.exposed, color=BAD, alpha=_EXPOSED_ALPHA, linewidth=0, gid="exposed", zorder=0.4)
     count = len(step.buckets)
     axes.set_ylim(max(count, 1) - 0.4, -1.75)
@@ -160,7 +160,7 @@ def _legend(figure: Figure) -> None:
 
 
 def caption_of(trial: Trial, steps: Sequence[Step]) -> str:
-    """Return how to read the figure, and the exposed communication of each setting."""
+    """Return the caption: how to read the figure, and the exposed communication of each setting."""
     first = steps[0]
     plain = any(step.row.hook == NONE for step in steps)
     return sentences(

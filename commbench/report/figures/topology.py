@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Most unlike hosts drawn; further ones are counted.
+#: The most types of hosts that are drawn; further types are counted.
 MOST_HOSTS = 3
 #: Size of a host's box, of rows of devices, and of a device's box, in drawing units.
 _WIDTH, _ROW, _BOX = 100.0, 11.0, 7.0
 _ACROSS = 4
-#: Link types that mean the same host only; they are not drawn.
+#: Link types that only state the same host; they are not drawn.
 _LINK_TEXT: Style = {"ha": "right", "va": "center", "fontsize": 8, "color": SERIES[1]}
 _FAR = frozenset({"X", "SYS", "NODE", "PHB"})
 
@@ -36,7 +36,7 @@ class Device:
 
     name: str
     text: str
-    """Its name, and below it its model or rate."""
+    """Its name, and on a second line its model or rate."""
     is_gpu: bool
     numa_node: int | None
     is_up: bool = True
@@ -122,7 +122,7 @@ def boxes_of(info: RunInfo) -> list[Box]:
 
 
 def _kind(topology: Topology) -> str:
-    """Return the hardware of alike hosts: all but their ranks and differences of memory below one GiB."""
+    """Return the hardware of a host as a key: without its ranks, and with memory rounded to one GiB."""
     numa = [
         {**node, "memory_bytes": round(size / 2**30) if (size := node.get("memory_bytes")) else size}
         for node in topology.get("numa") or ()
@@ -191,7 +191,7 @@ def _node_height(devices: Sequence[Device], *, titled: bool) -> float:
 
 
 def paint_boxes(figure: Figure, boxes: Sequence[Box]) -> None:
-    """Draw hosts one above the other, connected to a line that is the network."""
+    """Draw hosts one above the other, connected to a line for the network."""
     axes = figure.subplots()
     axes.set_axis_off()
     top = 0.0
@@ -234,7 +234,7 @@ def _paint_device(axes: Axes, device: Device, x: float, y: float) -> None:
 
 
 def _paint_links(axes: Axes, box: Box, places: Mapping[str, tuple[float, float]], top: float) -> None:
-    """Draw lines between devices that are closer than sockets; a full mesh as bars."""
+    """Draw lines between devices that are linked within a socket; draw a full mesh as bars."""
     joined = meshes(box.topology)
     for members, kind in joined:
         axes.text(97, top - box.height + 2.2, f"\N{BOX DRAWINGS HEAVY HORIZONTAL} {kind}, each with each", **_LINK_TEXT)
@@ -250,7 +250,7 @@ def _paint_links(axes: Axes, box: Box, places: Mapping[str, tuple[float, float]]
 
 
 def meshes(topology: Topology) -> list[tuple[list[str], str]]:
-    """Three or more GPUs with the same NVLinks between every two, and the link type."""
+    """Return sets of three or more GPUs with the same NVLinks between every two, with the link type."""
     by_kind: dict[str, set[frozenset[str]]] = {}
     for first, second, kind in near_links(topology):
         if kind.startswith("NV"):
@@ -264,7 +264,7 @@ def meshes(topology: Topology) -> list[tuple[list[str], str]]:
 
 
 def near_links(topology: Topology) -> list[tuple[str, str, str]]:
-    """Pairs of devices with NVLinks or a common PCIe switch, each once."""
+    """Return the pairs of devices with NVLinks or a common PCIe switch, each once."""
     devices, matrix = topology["links"]["devices"], topology["links"]["matrix"]
     return [
         (devices[row], devices[column], kind)
@@ -291,7 +291,7 @@ def _rectangle(
 
 
 def caption_of(info: RunInfo, boxes: Sequence[Box]) -> str:
-    """Return how to read the figure, the types of hosts and links, and what slows communication."""
+    """Return the caption: how to read the figure, the types of hosts and links, and what slows communication."""
     remarks_by_hosts = [(listed(box.hosts), remark) for box in boxes for remark in topology_remarks(box.topology)]
     remarks = [f"On {hosts}: {remark}" if len(boxes) > 1 else remark for hosts, remark in remarks_by_hosts]
     kinds = sorted({kind for box in boxes for _, _, kind in near_links(box.topology)})

@@ -27,7 +27,7 @@ def traffic_figures(runs: Sequence[Run]) -> list[Drawing]:
 
 
 def bars_of(group: Group) -> dict[str, TrainingRow]:
-    """Return one row for each hook and run, with the bucket size that sends most: bucket sizes hardly matter here."""
+    """Return one row for each hook and run, with the bucket size that sends most: the bytes hardly depend on it."""
     row_by_name: dict[str, TrainingRow] = {}
     for trial in group.trials:
         for row in trial.ok:
@@ -56,7 +56,7 @@ def _drawing(group: Group, bars: dict[str, TrainingRow]) -> Drawing:
 
 
 def paint_bars(figure: Figure, bars: dict[str, TrainingRow]) -> None:
-    """Draw a bar for each hook; on a logarithmic axis a dot, because a bar has no origin there."""
+    """Draw a bar for each hook; on a logarithmic axis, which has no origin, a dot."""
     axes = figure.subplots()
     values = [row.sent_MB_per_step or 0.0 for row in bars.values()]
     is_wide = max(values) > _WIDE * min(values)
@@ -81,7 +81,7 @@ def _dense(bars: dict[str, TrainingRow]) -> float | None:
 
 
 def caption_of(bars: dict[str, TrainingRow]) -> str:
-    """Return how to read the figure, and how much the hook that sends least saves."""
+    """Return the caption: how to read the figure, and how much the hook that sends least saves."""
     dense, least = _dense(bars), min(bars, key=lambda name: bars[name].sent_MB_per_step or 0.0)
     row = bars[least]
     sent = row.sent_MB_per_step or 0.0

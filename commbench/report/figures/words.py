@@ -65,14 +65,14 @@ def sentences(*parts: str) -> str:
 
 
 def time_text(point: Estimate) -> str:
-    """Return a time in microseconds with its interval."""
+    """Return a time with its interval as text."""
     low, high = point.bounds
     interval = f" [{format_time(low * 1e-6)}, {format_time(high * 1e-6)}]" if _has_interval(point) else ""
     return format_time(point.value * 1e-6) + interval
 
 
 def number_text(point: Estimate, unit: str) -> str:
-    """Return a value with its unit and its interval."""
+    """Return a value with its unit and its interval as text."""
     interval = " [{}, {}]".format(*map(three_digits, point.bounds)) if _has_interval(point) else ""
     return f"{three_digits(point.value)} {unit}{interval}"
 
@@ -90,7 +90,7 @@ def shown_apart(first: Estimate, second: Estimate) -> bool:
 
 
 def left_out(names: Sequence[str], shown: int) -> str:
-    """Return a sentence about the series beyond the most that can be drawn."""
+    """Return a sentence about the series beyond the largest number that is drawn."""
     rest = names[shown:]
     return f"Not drawn, as more than {shown} lines cannot be told apart: {listed(rest, 8)}." if rest else ""
 
@@ -106,9 +106,9 @@ class Trial:
     prefix: str
     """The prefix of its series: empty for a single run."""
     rows: Sequence[TrainingRow]
-    """As in ``ddp.csv``, the baseline first."""
+    """The rows of ``ddp.csv``, the baseline first."""
     recommendation: Recommendation | None
-    """The recommendation about them."""
+    """The recommendation about these rows."""
 
     @property
     def chosen(self) -> Choice | None:
@@ -133,12 +133,12 @@ class Trial:
 
     @property
     def baseline_name(self) -> str:
-        """The baseline for people."""
+        """The baseline's name."""
         return baseline_name(is_live=is_live(self.run.info))
 
     @property
     def launches(self) -> int:
-        """The most launches of a row."""
+        """The largest number of launches of a row."""
         return max((row.launches or 0 for row in self.rows), default=0)
 
     @property
@@ -152,7 +152,7 @@ class Group:
     """Trials of the same workload on the same ranks, one for each run."""
 
     name: str
-    """The workload as text, and what distinguishes it from the other groups."""
+    """The workload as text, with the fields that distinguish it from the other groups."""
     key: str
     """Unique among groups, for names of drawings."""
     trials: Sequence[Trial]
@@ -178,9 +178,9 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def _about(run: Run, key: tuple[object, ...]) -> Recommendation | None:
-    """Return the recommendation of a run if it is about these rows; early files do not name backend and batch.
+    """Return the recommendation of a run if it is about these rows; files of early versions lack backend and batch.
 
-    None while a tuning has not made its confirmation launches.
+    None if a tuning has not made its confirmation launches yet.
     """
     if run.recommendation is None or undecided(run):
         return None
@@ -200,10 +200,10 @@ def case_of(row: TrainingRow) -> TrainingCase:
 
 
 def cap_name(bucket_cap_mb: str) -> str:
-    """Return a bucket size as text: ``default buckets``, ``25 MiB buckets``."""
+    """Return a bucket size as text, e.g. ``default buckets`` or ``25 MiB buckets``."""
     return "default buckets" if bucket_cap_mb == DEFAULT_CAP else f"{bucket_cap_mb} MiB buckets"
 
 
 def setting_name(row: TrainingRow) -> str:
-    """Return a setting as text: ``topk:0.01, 25 MiB buckets``."""
+    """Return a setting as text, e.g. ``topk:0.01, 25 MiB buckets``."""
     return f"{hook_label(row)}, {cap_name(row.bucket_cap_mb)}"

@@ -46,9 +46,9 @@ _UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root")
 
 
 def collective_tables(runs: Sequence[Run]) -> list[Table]:
-    """Return a table for each operation and pattern, all runs together; sizes down, backends and runs side by side.
+    """Tabulate each operation and pattern, all runs together: sizes down, backends and runs side by side.
 
-    Matrices have tables of their pairs: a median over unlike pairs is the time of no pair.
+    Matrices get tables of their pairs: a median over different pairs is not the time of any pair.
     """
     rows = [(run.name, row) for run in runs for row in all_rank_rows(run) if row.pattern != MATRIX]
     about = explain_time(runs)
@@ -83,7 +83,7 @@ def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
 
 
 def _backend_names(rows: Sequence[Named[Row]]) -> dict[int, str]:
-    """Name each row's backend, with the methods of measuring that differ between the rows of a run."""
+    """Return the name each row's backend, with the methods of measuring that differ between the rows of a run."""
     names: dict[int, str] = {}
     for run_name in {name for name, _ in rows}:
         columns = columns_of((row for name, row in rows if name == run_name), attrgetter(*_UNIQUE))
@@ -92,7 +92,7 @@ def _backend_names(rows: Sequence[Named[Row]]) -> dict[int, str]:
 
 
 def slowest_groups(run: Run) -> list[str]:
-    """Name the slowest group of each pattern that makes groups, in one sentence for each backend."""
+    """Return the name the slowest group of each pattern that makes groups, in one sentence for each backend."""
     hosts = [rank["host"] for rank in sorted(run.info.get("ranks") or [], key=lambda rank: rank["rank"])]
     grouped = [row for row in all_rank_rows(run) if makes_groups(row.pattern)]
     sentences = []
@@ -192,7 +192,7 @@ def straggler_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def pair_tables(runs: Sequence[Run]) -> list[Table]:
-    """Return a table for each matrix: its pairs, the slowest relative to the typical pair first."""
+    """Tabulate the pairs of each matrix, the slowest relative to the typical pair first."""
     tables = []
     for run in runs:
         for matrix in run.matrices:
@@ -228,7 +228,7 @@ _PAIR_COLUMNS: list[Column[PairRow]] = [
 
 
 def energy_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tabulate the energy of operations and steps that have one."""
+    """Tabulate the energy of operations and steps, if it was measured."""
     columns: list[Column[Row]] = [
         Column("operation", "operation", Row),
         Column("pattern", "pattern", Row, should_vary=True),
@@ -247,7 +247,7 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def energy_column(runs: Iterable[Run]) -> Column[Any]:
-    """Name what the energy of a row counts."""
+    """Return the name what the energy of a row counts."""
     counts = {row: counted_energy(energy_of) for run in runs for row, energy_of in run.energy_of.items()}
     meaning = "what is counted: idle GPUs and other programs there, too"
     return Column("energy of", lambda row: counts.get(row, ""), about=meaning)

@@ -61,7 +61,7 @@ def bandwidths(run: Run) -> Iterable[Finding]:
 
 
 def _lines(run: Run, texts: Sequence[str]) -> list[str]:
-    """Return one line for each text if they lead the page, else one line for all."""
+    """Return one line for each text if bandwidths lead the page, else one line for all texts."""
     return list(texts) if _is_lead(run) else ["; ".join(texts)]
 
 
@@ -77,7 +77,7 @@ def _comparable(rows: Sequence[Row]) -> list[Row]:
 
 
 def _best_of(rows: Sequence[Row]) -> str:
-    """Describe the rows from which the maximum was taken: a maximum of many rows is large by chance too."""
+    """Describe the rows from which the maximum was taken: a maximum over many rows is partly chance."""
     sizes = {row.message_bytes for row in rows}
     if len(rows) == 1:
         return f"{_what(rows[0])} of {_size(rows[0])}"
@@ -123,7 +123,7 @@ def _flag_sentences(shown: Mapping[str, Row]) -> list[str]:
 
 
 def latencies(run: Run) -> Iterable[Finding]:
-    """Half a round trip of the smallest message, for each backend."""
+    """Yield half the round trip of the smallest message, for each backend."""
     timed = _by_backend(run, lambda row: OPERATIONS[row.operation].is_round_trip and row.time_us is not None)
     least = {backend: min(rows, key=lambda row: row.message_bytes or 0) for backend, rows in timed.items()}
     if least:
@@ -136,9 +136,9 @@ def latencies(run: Run) -> Iterable[Finding]:
 
 
 def _by_backend(run: Run, is_wanted: Callable[[Row], bool]) -> dict[str, list[Row]]:
-    """Return the rows over all ranks by backend, without matrices, whose row pools unlike pairs.
+    """Return the rows over all ranks by backend, without matrices, whose rows pool different pairs.
 
-    Ranks that share a GPU are left out: their times are no measure of the network.
+    Ranks that share a GPU are left out: their times do not show the network.
     """
     by_backend: dict[str, list[Row]] = {}
     for row in all_rank_rows(run):
@@ -164,7 +164,7 @@ def pairs(run: Run) -> Iterable[Finding]:
 
 
 def _range(matrix: Matrix) -> str:
-    """Pairs between hosts and pairs within hosts are shown separately if both exist."""
+    """Return the range of the pairs, separately between hosts and within hosts if both exist."""
     kinds = {"between hosts": matrix.is_inter, "within hosts": ~matrix.is_inter}
     ranges = {kind: text for kind, chosen in kinds.items() if (text := name_range(matrix, chosen))}
     if len(ranges) == 1:
@@ -173,9 +173,9 @@ def _range(matrix: Matrix) -> str:
 
 
 MATRICES = Things("matrix", "matrices")
-#: Most warnings on the first screen.
+#: The most warnings on the first screen.
 MOST_WARNINGS = 3
-#: Tones in order of priority: of several runs, the first that occurs is shown.
+#: Tones in order of priority: a finding about several runs has the first that occurs.
 _TONES: Sequence[Tone] = ("bad", "warning", "good", "quiet", "")
 
 
@@ -298,13 +298,13 @@ class _Warning(NamedTuple):
     """A warning about rows of one record type."""
 
     gravity: int
-    """Its rank; the lowest comes first."""
+    """Sort key; the lowest comes first."""
     section: str
     """The section with all warnings about these rows and their remedies."""
     rows: str
-    """The number of rows and what they are, as text."""
+    """The number and the record type of the rows, as text."""
     observation: str
-    """What was observed, as the predicate of a sentence."""
+    """The observation as the predicate of a sentence."""
     has_remedy: bool
     """Whether there is a remedy."""
 
@@ -334,7 +334,7 @@ def _warning_sentence(warning: _Warning) -> str:
 def _warnings_about(run: Run) -> list[_Warning]:
     """Return the warnings of a run: failures, then severe flags, then flags of most rows.
 
-    Record types are judged separately, so that many rows of one type do not hide a few of another.
+    Record types are judged separately: many rows of one type must not hide a few rows of another.
     """
     collectives = (
         [] if predictions(run) else [row for row in run.rows if row.pattern != MATRIX]
@@ -356,7 +356,7 @@ def _warnings_about(run: Run) -> list[_Warning]:
 
 
 def matrix_rows(run: Run) -> list[Flagged]:
-    """Return the rows of matrices without the flags about spread, which unlike pairs cause."""
+    """Return the rows of matrices without flags about spread, which differences between pairs cause."""
     pooled = {"ci_wide", "bimodal", "bimodal_launches", "unsteady"}
     return [_with_flags(row, lambda flag: flag not in pooled) for row in run.rows if row.pattern == MATRIX]
 
@@ -372,7 +372,7 @@ def _with_flags(row: Flagged, is_kept: Callable[[str], bool]) -> _FlaggedRow:
 
 
 def _grave(run: Run, section: str, rows: Sequence[Flagged], things: Things) -> list[_Warning]:
-    """Failures of one record type, flags of high severity, and flags that most rows have."""
+    """Return warnings about one record type: failures, flags of high severity, and flags that most rows have."""
     counts = Counter(flag.name for row in rows for flag in split_flags(row.flags))
     least = {"high": 0.0, "medium": len(rows) / 2, "low": math.inf}
     chosen = {name for name, flag in FLAGS.items() if counts[name] > least[flag.severity]}

@@ -37,12 +37,12 @@ from commbench.system.host import Host
 from commbench.system.topology import Emulated
 from commbench.units import counted, format_duration, format_size, format_time
 
-#: Most names of hosts or transports in a fact.
+#: The most names of hosts or transports in a fact.
 MOST_NAMED = 3
 
 
 def find_facts(run: Run) -> list[Fact]:
-    """Return the conditions that a reader looks for first; conditions that the run does not state are left out."""
+    """Return the main conditions of a run; conditions that the run does not state are left out."""
     environment = run.info.get("environment") or {}
     hosts = environment.get("hosts") or []
     facts = {
@@ -99,7 +99,7 @@ def _sampling(run: Run) -> str:
 
 
 def when(info: Any) -> str:  # noqa: ANN401 - JSON
-    """Return the start of a run: ``21 November 2026, 11:08 UTC``; empty if unknown."""
+    """Return the start of a run, e.g. ``21 November 2026, 11:08 UTC``; empty if unknown."""
     try:
         began = datetime.fromisoformat(str(info.get("started")))
     except ValueError:
@@ -128,7 +128,7 @@ Pair = tuple[str, str]
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """Return a line for each run: what it measured, where, when, and its state."""
+    """Tabulate the runs: what each measured, where, when, and its state."""
     columns: list[Column[Run]] = [
         Column("run", "name"),
         Column("began", lambda run: when(run.info)),
@@ -149,7 +149,7 @@ def _entry(name: str) -> Column[Run]:
 
 
 def differences_table(runs: Sequence[Run]) -> Table | None:
-    """Return the conditions in which runs differ, a column for each run; None if no stated condition differs."""
+    """Tabulate the conditions in which runs differ, a column for each run; None if no stated condition differs."""
     differences = differing([run.info.get("environment") or {} for run in runs])
     lines = [[name, *("not stated" if text is None else text for text in texts)] for name, texts in differences.items()]
     if not lines:
@@ -161,7 +161,7 @@ def differences_table(runs: Sequence[Run]) -> Table | None:
 
 
 def condition_tables(runs: Sequence[Run]) -> list[Table]:
-    """For each run: the conditions that its hosts share, those in which they differ, versions and variables."""
+    """Tabulate for each run the conditions of all hosts, those in which hosts differ, versions and variables."""
     tables = []
     for run in runs:
         of_run = f"{run.name}: " if len(runs) > 1 else ""
@@ -185,12 +185,12 @@ def condition_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _facts(host: Host) -> dict[str, str]:
-    """Return the facts of a host as text; its topology is drawn instead."""
+    """Return the facts of a host as text, without its topology, which is drawn."""
     return dict(_fact(name, value) for name, value in host.items() if name != "topology")
 
 
 def _fact(name: str, value: Any) -> Pair:  # noqa: ANN401 - JSON
-    """Return a fact's name without its unit, and its value with it."""
+    """Return a fact's name without the unit, and its value with the unit."""
     for suffix, text_of in _UNITS.items():
         if name.endswith(suffix) and isinstance(value, int | float) and abs(value) <= LARGEST:
             return name.removesuffix(suffix).replace("_", " "), text_of(value)
@@ -224,7 +224,7 @@ def _shared(hosts: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _varied(title: str, hosts: Sequence[Mapping[str, str]], shared: set[str]) -> Table:
-    """Return a line for each host with the facts that differ between hosts."""
+    """Tabulate the facts that differ between hosts, a line for each host."""
     names = dict.fromkeys(name for host in hosts for name in host if name not in shared)
     columns = [Column(name, methodcaller("get", name, "")) for name in names]
     return make_table(title, [("", host) for host in hosts], columns, rest_in="run.json")
@@ -264,7 +264,7 @@ def _seconds(heading: str, name: str) -> Column[Launch]:
 
 
 def missing_table(runs: Sequence[Run]) -> Table | None:
-    """Cases without a result, a line for each reason; None if every case has one."""
+    """Tabulate cases without a result, a line for each reason; None if every case has a result."""
     lines = [
         (run.name, members)
         for run in runs
@@ -292,7 +292,7 @@ def _unmeasured(run: Run) -> Iterable[tuple[str, Flagged]]:
 
 
 def _listed(whats: Iterable[str]) -> str:
-    """Join distinct texts; many are cut with a count."""
+    """Join distinct texts; of many, show the first and count the others."""
     most = 6
     distinct = list(dict.fromkeys(whats))
     more = [f"and {len(distinct) - most} more"] if len(distinct) > most else []
@@ -319,7 +319,7 @@ def _diagnosis(failed: FailedRank) -> str:
 
 
 def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
-    """Return the files of the runs, with links if the page lies ``beside`` them."""
+    """Tabulate the files of the runs, with links if the page lies ``beside`` them."""
     lines = [
         [
             *([Cell(run.name)] if len(runs) > 1 else []),
@@ -335,13 +335,13 @@ def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
 
 
 def _size_of(file: Path) -> str:
-    """Return a file's size to the KiB."""
+    """Return a file's size in KiB, rounded up."""
     size = file.stat().st_size
     return f"{grouped(-(-size // 1024))} KiB"
 
 
 def left_out(run: Run) -> list[str]:
-    """Return what was not tried and why, a sentence for each."""
+    """Return a sentence for each part that was not measured, with the reason."""
     return [f"Left out: {sentence}" for sentence in run.info.get("left_out") or ()]
 
 
@@ -352,7 +352,7 @@ def place(run: Run) -> str:
     return f"{counted(ranks, 'rank')}{on_hosts}" if ranks else ""
 
 
-#: The value of ``launcher`` in run.json if the person started the ranks: the command does not contain it.
+#: The value of ``launcher`` in run.json if the user started the ranks: the command does not contain that.
 _OWN_LAUNCHERS = frozenset({"openmpi", "mpich", "slurm"})
 #: Options of `commbench lab run` by the entries of ``emulated`` that they set.
 _LAB = {"hosts": "--hosts", "rate": "--rate", "racks": "--racks", "uplink": "--uplink"}
@@ -371,7 +371,7 @@ def commands(runs: Sequence[Run]) -> list[Code]:
 
 
 def words_of(info: RunInfo) -> list[str]:
-    """Return the command that repeats a run, with another ``--out``: the same one would resume it.
+    """Return the command that repeats a run, with another ``--out``, because the same directory would resume the run.
 
     Args:
         info: the content of ``run.json``.
@@ -402,7 +402,7 @@ def _another(directory: str) -> str:
 
 
 def _lab(info: RunInfo) -> list[str]:
-    """Return the ``lab run`` command around it; empty on a real cluster."""
+    """Return the ``lab run`` command that encloses the run's command; empty on a real cluster."""
     emulated: Emulated = (info.get("environment") or {}).get("emulated") or {}
     if not emulated:
         return []

@@ -50,7 +50,7 @@ from commbench.results.info import is_watched
 from commbench.results.recommendation import paragraph, snippets
 from commbench.tuner.predictions import PredictionRow, predictions
 
-#: `default` is 1 MiB, then 25: it comes before all numbers.
+#: The sort value of `default`, which is 1 MiB, then 25: it comes before all numbers.
 _DEFAULT_PLACE = 0.0
 
 
@@ -119,7 +119,7 @@ def _overlap(row: PredictionRow) -> tuple[float | None, ...]:
 
 
 def _error(row: PredictionRow) -> str:
-    """Return the error of a prediction; none if it was fitted to this setting."""
+    """Return the error of a prediction; ``fitted`` if the model was fitted to this setting."""
     if row.is_fitted:
         return "fitted"
     return "" if row.error is None else f"{100 * row.error:+.1f}".replace("-", "\N{MINUS SIGN}")
@@ -150,7 +150,7 @@ _PREDICTED: list[Column[PredictionRow]] = [
 ]
 
 
-#: Most names of runs in a title.
+#: The most names of runs in a title.
 _MOST_NAMED = 3
 
 
@@ -317,7 +317,7 @@ def _verdict(run: Run) -> list[str]:
 
 
 def _snippets(runs: Sequence[Run]) -> list[Code]:
-    """Return what to paste, of each run with a recommendation."""
+    """Return the lines to paste of each run with a recommendation."""
     recommendations = [(run, run.recommendation) for run in runs if run.recommendation and not undecided(run)]
     of_run = ", by {}" if len(runs) > 1 else ""
     return [
@@ -349,7 +349,7 @@ def _launches(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
 
 
 def _remarks(run: Run) -> list[str]:
-    """Return what in the hosts' topology slows communication, each remark once with its hosts."""
+    """Return the remarks on what slows communication in the hosts' topology, each once with its hosts."""
     by_remark: dict[str, list[str]] = {}
     hosts = (run.info.get("environment") or {}).get("hosts") or ()
     for host in hosts:

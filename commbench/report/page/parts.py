@@ -9,24 +9,24 @@ from typing import NamedTuple
 from commbench.report.columns import Table, Tone
 from commbench.report.figures.drawing import Drawing
 
-#: A table with more lines scrolls in a box of its own.
+#: A table with more lines scrolls in its own box.
 LONG = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something of the conclusion."""
+    """One entry of the conclusion."""
 
     label: str
-    """What it is about, in a word."""
+    """Its subject, in a word."""
     texts: Sequence[str]
     details: Sequence[str] = ()
-    """What follows in small print."""
+    """Details in small print."""
     tone: Tone = ""
     is_lead: bool = False
-    """Whether it is what most readers came for."""
+    """Whether it is a main result."""
     more: tuple[str, str] | None = None
-    """The id of the section that has the rest, and the words that lead there."""
+    """The id of the section with more about it, and the text of the link."""
 
 
 class Fact(NamedTuple):
@@ -38,7 +38,7 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Something to copy."""
+    """Text to copy."""
 
     title: str
     text: str
@@ -46,15 +46,15 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the page with a heading of its own, left out where it is empty."""
+    """A part of the page with a heading; left out if it is empty."""
 
     name: str
     """Its id."""
     title: str
     sentences: Sequence[str] = ()
-    """What was found."""
+    """The results in sentences."""
     warnings: Sequence[str] = ()
-    """Warnings about it."""
+    """Warnings about the section's results."""
     codes: Sequence[Code] = ()
     figures: Sequence[Drawing] = ()
     tables: Sequence[Table] = ()
@@ -66,7 +66,7 @@ class Section:
 
     @property
     def columns(self) -> list[tuple[str, str]]:
-        """The headings of its tables that need a word, each with what it means."""
+        """The headings of its tables that need an explanation, each with its meaning."""
         described = (column for table in self.tables for column in table.columns if column.description)
         return list(dict.fromkeys((column.heading, column.description) for column in described))
 
@@ -78,13 +78,13 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """All that the template needs."""
+    """The content of the page for the template."""
 
     title: str
     subtitle: str
-    """What was measured, and when."""
+    """The subtitle: what was measured, and when."""
     findings: Sequence[Finding]
     facts: Sequence[Fact]
     sections: Sequence[Section]
     time: str
-    """What the times of collectives are."""
+    """The definition of the times of collectives."""

@@ -32,7 +32,7 @@ _LINKED = re.compile(rf'href="{FIGURES}/([a-z0-9-]+\.png)"')
 
 
 def write_page(runs: Sequence[Run], out: Path) -> Path:
-    """Write ``report.html`` and ``figures/*.png`` into a directory; figures of an older page there are removed.
+    """Write ``report.html`` and ``figures/*.png`` into a directory; remove the figures of an older page there.
 
     Args:
         runs: one, or several to overlay.
@@ -57,10 +57,10 @@ def write_page(runs: Sequence[Run], out: Path) -> Path:
 
 
 def check_writable(out: Path) -> None:
-    """Check before the work begins that a page can be written.
+    """Check that a page can be written, before the work begins.
 
     Raises:
-        InputError: it cannot.
+        InputError: it cannot be written.
     """
     there = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
     with _refusing(out):
@@ -73,7 +73,7 @@ def check_writable(out: Path) -> None:
 
 @contextlib.contextmanager
 def _refusing(out: Path) -> Iterator[None]:
-    """Turn a file system error into one sentence."""
+    """Turn a file system error inside into `InputError` with one sentence."""
     try:
         yield
     except OSError as error:
@@ -82,7 +82,7 @@ def _refusing(out: Path) -> Iterator[None]:
 
 
 def render_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool) -> str:
-    """Return the page as HTML that needs no other file.
+    """Return the page as HTML without references to other files.
 
     Args:
         runs: as for `write_page`.
@@ -104,7 +104,7 @@ def render_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: boo
 
 
 def template_of(path: Path) -> Template:
-    """Load a page's template; it escapes its values and raises on a missing one."""
+    """Load a page's template; it escapes values and raises an error if one is missing."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # importing jinja2 is slow
 
     templates = Environment(
@@ -134,7 +134,7 @@ def _read(name: str) -> str:
 
 
 def _older(page: Path) -> str:
-    """Return the page that is there already; empty if none is.
+    """Return the text of the existing page; empty without one.
 
     Raises:
         InputError: a foreign page is there, or its figures are foreign.
