@@ -196,11 +196,11 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
 
     def _split(self, groups: Sequence[Group]) -> TorchNcclCommunicator | None:
         """Make the process groups one after the other; collective."""
-        made = [self._new_group(list(group)) for group in groups]
+        process_groups = [self._new_group(list(group)) for group in groups]
         own = next((number for number, group in enumerate(groups) if self._control.rank in group), None)
         if own is None:
             return None
-        return type(self)(self._control, self, members=groups[own], group=made[own], choice=self._choice)
+        return type(self)(self._control, self, members=groups[own], group=process_groups[own], choice=self._choice)
 
     def _new_group(self, ranks: list[int]) -> Any:  # noqa: ANN401 - a group, or torch's marker of a rank outside it
         return dist.new_group(ranks, TIMEOUT, self.carrier, self._options())

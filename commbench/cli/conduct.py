@@ -93,7 +93,7 @@ class Task:
         return {**header, "left_out": list(self.left_out)} if self.left_out else header
 
     def estimate_s(self) -> float:
-        """Longest time of the run, in seconds."""
+        """Return an upper estimate of the run's time, in seconds."""
         if self.seconds is not None:
             return self.seconds
         return sum(dry_run_estimate(r.slices(r.cases), r.budget, r.budget.launches) for r in self.requests)

@@ -184,8 +184,8 @@ def run(
     }
     settings = replace(settings, style=output_format)
     full_suite = _override(load_suite(suite), axes)
-    chosen = find_budget(BUDGETS, budget, launches=launches, visits=visits, energy_s=energy)
-    plan = _planner(full_suite, settings, chosen, like, is_named=axes["backends"] is not None)
+    run_budget = find_budget(BUDGETS, budget, launches=launches, visits=visits, energy_s=energy)
+    plan = _planner(full_suite, settings, run_budget, like, is_named=axes["backends"] is not None)
     return carry_out(settings, plan, lambda: ranks_by_gpus(full_suite.backends))
 
 

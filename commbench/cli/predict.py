@@ -218,11 +218,11 @@ def predict(
     check_measured_rate(rates, _links(runs, network))
     hosts = _ranks_per_node(ranks_per_node, network.ranks_per_node)
     networks = Networks(world_sizes=world_sizes, rates_bps=rates, ranks_per_node=hosts)
-    chosen = parse_message_sizes(sizes, (family.dtype for family in network.curves))
+    message_sizes = parse_message_sizes(sizes, (family.dtype for family in network.curves))
     forecasts = _Forecasts(
         runs=[run.path.name for run in runs],
         network=network,
-        collectives=collective_forecasts(network, networks, chosen),
+        collectives=collective_forecasts(network, networks, message_sizes),
     )
     forecasts = _with_training(forecasts, runs, networks, workload, hooks)
     rows = forecasts.rows

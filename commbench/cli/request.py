@@ -143,8 +143,10 @@ def usable_suite(
         raise InputError(sentences[0])
     if usable == list(suite.backends):
         return suite, []
-    kept = [(sweep, tuple(backend for backend in sweep.backends if backend in usable)) for sweep in suite.sweeps]
-    sweeps = [dataclasses.replace(sweep, backends=backends) for sweep, backends in kept if backends]
+    sweeps_and_backends = [
+        (sweep, tuple(backend for backend in sweep.backends if backend in usable)) for sweep in suite.sweeps
+    ]
+    sweeps = [dataclasses.replace(sweep, backends=backends) for sweep, backends in sweeps_and_backends if backends]
     return Suite(name=suite.name, sweeps=sweeps), sentences
 
 
@@ -233,13 +235,13 @@ def find_budget(budgets: Mapping[str, BudgetT], name: str, **changes: float | No
     Raises:
         InputError: the name is unknown, or a number is not above 0.
     """
-    given = {field: number for field, number in changes.items() if number is not None}
-    for field, number in given.items():
+    numbers = {field: number for field, number in changes.items() if number is not None}
+    for field, number in numbers.items():
         if not 0 < number < math.inf:
             option = field.removesuffix("_s").replace("_", "-")
             least = "more than 0 seconds" if field.endswith("_s") else "at least 1"
             raise InputError(f"--{option} {number:g} was asked for; give {least}.")
-    return dataclasses.replace(find_entry("budget", name, budgets), **given)  # type: ignore[arg-type] # fields are numbers
+    return dataclasses.replace(find_entry("budget", name, budgets), **numbers)  # type: ignore[arg-type] # fields are numbers
 
 
 def make_request(
@@ -336,6 +338,6 @@ def run_header(
 
 
 def default_out(name: str) -> Path:
-    """``results/<UTC time>-<suite or workload>-<host>``."""
+    """Return ``results/<UTC time>-<suite or workload>-<host>``."""
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     return Path("results") / f"{stamp}-{name}-{socket.gethostname().split('.')[0]}"

@@ -185,16 +185,17 @@ def train(
         world_sizes=parse_numbers("--world-size", world_size) or (),
     )
     check_counts({"--steps": steps, "--threads": threads})
-    chosen = find_budget(TRAINING_BUDGETS, budget, launches=launches, confirm_launches=confirm_launches)
+    training_budget = find_budget(TRAINING_BUDGETS, budget, launches=launches, confirm_launches=confirm_launches)
     if launches or confirm_launches:
-        chosen = dataclasses.replace(chosen, aim_s=None)  # numbers of launches that the user gives are exact
+        # numbers of launches that the user gives are exact
+        training_budget = dataclasses.replace(training_budget, aim_s=None)
 
     def plan(place: Place) -> Task:
         seed = draw_seed(settings.seed_or_resumed())
         chosen_backend, left_out = backend_at(place, requested, workload)
         sweep = dataclasses.replace(named, backend=chosen_backend)
         training = dataclasses.replace(
-            plan_training(sweep, settings, chosen, ranks=place.ranks, seed=seed),
+            plan_training(sweep, settings, training_budget, ranks=place.ranks, seed=seed),
             steps=steps,
             threads=threads,
             max_loss_increase=max_loss_increase,

@@ -129,13 +129,13 @@ def tune(
     one launch; repeat the command with the same --out until it says that nothing is left.
     """
     check_counts({"--steps": steps, "--threads": threads, "--batch": batch, "--confirm-launches": confirm_launches})
-    command, given = command_behind(context), given_options(context)
-    _check_options(given, settings.time_limit, steps, has_command=command is not None)
+    command, given_values = command_behind(context), given_options(context)
+    _check_options(given_values, settings.time_limit, steps, has_command=command is not None)
     caps = checked_caps(split_names(bucket_cap_mb) or ())
-    hooks = checked_hooks(split_names(allow) or ()) if command is None or "allow" in given else ["none"]
+    hooks = checked_hooks(split_names(allow) or ()) if command is None or "allow" in given_values else ["none"]
     if command is not None:
         return _start(settings, command, caps=caps, hooks=hooks, steps=steps, then=then)
-    chosen, requested = find_budget(TUNING_BUDGETS, budget), check_training_backend(backend)
+    tuning_budget, requested = find_budget(TUNING_BUDGETS, budget), check_training_backend(backend)
     allowed = check_accuracy_loss(max_accuracy_loss)
 
     def plan(place: Place) -> Task:
@@ -146,7 +146,7 @@ def tune(
             facts=known_facts(settings, workload, batch) or probe_workload(workload, batch, hooks, backend=trains_over),
             ranks=place.ranks,
             seed=draw_seed(settings.seed_or_resumed()),
-            budget=chosen,
+            budget=tuning_budget,
             hooks=hooks,
             caps=caps,
             backend=trains_over,
@@ -163,7 +163,7 @@ def tune(
 
 
 def _check_options(
-    given: Mapping[str, str], time_limit_s: float | None, steps: int | None, *, has_command: bool
+    options: Mapping[str, str], time_limit_s: float | None, steps: int | None, *, has_command: bool
 ) -> None:
     """Check that options apply and numbers are large enough.
 
@@ -171,9 +171,9 @@ def _check_options(
         InputError: an option does not apply, or a number is too small.
     """
     check_time_limit(time_limit_s)
-    if not has_command and "then" in given:
+    if not has_command and "then" in options:
         raise InputError("--then was given and applies to a training only; put the command of one behind --.")
-    others = [option for name, option in given.items() if name not in LIVE_OPTIONS]
+    others = [option for name, option in options.items() if name not in LIVE_OPTIONS]
     if has_command and others:
         raise InputError(f"{others[0]} was given and does not apply to the training of a COMMAND; leave it out.")
     if not has_command and steps is not None and steps < FEWEST_STEPS:

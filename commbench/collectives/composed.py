@@ -282,7 +282,7 @@ def operation_in_pattern(name: str, pattern: str, size: int) -> Operation:
     if composed is None:
         return plain
     if name not in composed:
-        *others, last = composed
-        offered = f"{', '.join(others)} or {last}" if others else last
+        *other_names, last = composed
+        offered = f"{', '.join(other_names)} or {last}" if other_names else last
         raise UnsupportedError("operation_not_in_pattern", pattern=pattern, offered=offered, operation=name)
     return composed[name](plain, size)

@@ -151,7 +151,9 @@ def _by_host(hosts: Sequence[str]) -> list[Group]:
 
 def _rails(by_host: Sequence[Group]) -> list[Group]:
     """Return for each i the i-th ranks of all hosts with more than i ranks."""
-    return [tuple(here[i] for here in by_host if i < len(here)) for i in range(max(map(len, by_host)))]
+    return [
+        tuple(host_ranks[i] for host_ranks in by_host if i < len(host_ranks)) for i in range(max(map(len, by_host)))
+    ]
 
 
 def _placement(hosts: Sequence[str]) -> str:

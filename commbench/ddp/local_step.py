@@ -58,7 +58,7 @@ def local_step(
     clock = clock_of(model)
     ready: dict[str, Mark] = {}
     with ready_hooks(trainable(model), lambda name, _: ready.__setitem__(name, clock())):
-        begun = clock()
+        start = clock()
         value = loss(model, batch)
         forward = clock()
         value.backward()
@@ -66,7 +66,7 @@ def local_step(
     optimizer.step()
     stepped = clock()
     return LocalStep(
-        forward_ms=elapsed_ms(begun, forward),
+        forward_ms=elapsed_ms(start, forward),
         backward_ms=elapsed_ms(forward, backward),
         optimizer_ms=elapsed_ms(backward, stepped),
         ready_ms={name: elapsed_ms(forward, mark) for name, mark in ready.items()},

@@ -224,9 +224,9 @@ def record(
         InputError: the model, the loss or the batches are unsuitable (see `commbench.ddp.checks`).
     """
     batch = batch_length(first_batch(batches))
-    used, source = (optimizer or default_optimizer)(trainable(model).values()), endless(batches)
-    checked_step(model, loss, next(source), used)
-    times = [local_step(model, loss, next(source), used) for _ in range(1 + steps)][1:]
+    optimizer_in_use, source = (optimizer or default_optimizer)(trainable(model).values()), endless(batches)
+    checked_step(model, loss, next(source), optimizer_in_use)
+    times = [local_step(model, loss, next(source), optimizer_in_use) for _ in range(1 + steps)][1:]
     step = median_step(times)
     how = f"median of {steps} training steps, each gradient timed when it was accumulated"
     return trace_of(model, step, name=name, batch=batch, recorded=conditions(model, how))

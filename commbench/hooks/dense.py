@@ -51,10 +51,10 @@ class _Half(Hook):
 
     def _buffer(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
         """Return the send buffer of a bucket, reused in every step: newly allocated pages cost as much as the cast."""
-        kept = self._sent.get(index)
-        if kept is None or kept.shape != buffer.shape or kept.device != buffer.device:
-            kept = self._sent[index] = torch.empty_like(buffer, dtype=self.dtype)
-        return kept
+        half = self._sent.get(index)
+        if half is None or half.shape != buffer.shape or half.device != buffer.device:
+            half = self._sent[index] = torch.empty_like(buffer, dtype=self.dtype)
+        return half
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
         """See `Hook.messages`."""

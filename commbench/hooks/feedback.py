@@ -221,8 +221,8 @@ class FeedbackHook(Hook):
         """Return the loss scale of this step: a number on the host, else a tensor, because `get_scale` would wait."""
         if self._scaler is None:
             return 1.0
-        one = torch.ones((), device=self._device)
-        return float(self._scaler.get_scale()) if on_host(one) else self._scaler.scale(one)
+        unit = torch.ones((), device=self._device)
+        return float(self._scaler.get_scale()) if on_host(unit) else self._scaler.scale(unit)
 
     def _follow_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Multiply residuals by old rate / new rate; a rate of 0 is ignored until it changes."""

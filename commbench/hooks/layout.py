@@ -58,8 +58,10 @@ class Layout:
 
     def holds(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
         """Return whether the bucket consists of these parameter objects, in this order."""
-        mine = self.parameters
-        return len(mine) == len(parameters) and all(own is given for own, given in zip(mine, parameters, strict=True))
+        own_parameters = self.parameters
+        return len(own_parameters) == len(parameters) and all(
+            own is given for own, given in zip(own_parameters, parameters, strict=True)
+        )
 
 
 def _stride_in_bucket(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:

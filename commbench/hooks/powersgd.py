@@ -147,17 +147,17 @@ class PowerSGD(FeedbackHook):
     def _refine(self, plan: _Plan, total: torch.Tensor, slot: Slot, watch: Stopwatch) -> torch.Tensor:
         """Run both all-reduces of a bucket; all ranks take the same branches because they have the same sums."""
         self._send_all(plan.first, watch)
-        began = watch.clock()
+        start = watch.clock()
         finite = is_finite(plan.first)
         if not on_host(finite) or finite:
             self._project_back(plan, total, slot.new.get("residual"), finite)
-            watch.worked(began)
+            watch.worked(start)
             if plan.matrices:
                 dist.all_reduce(plan.second, group=self._private)
-            began = watch.clock()
+            start = watch.clock()
             finite &= is_finite(plan.second)
         self._restore(plan, total, finite)
-        watch.worked(began)
+        watch.worked(start)
         return total
 
     def _project_back(

@@ -33,40 +33,40 @@ class RandomK(FeedbackHook):
     ) -> tuple[torch.futures.Future, Finish]:
         """Gather the drawn elements, sum them, scatter them."""
         count = kept_elements(layout.numel, self.density)
-        chosen = _moved(draw(layout.numel, count, self._generator(layout)), buffer.device)
-        values = self._take(buffer, slot, chosen)
+        indices = _moved(draw(layout.numel, count, self._generator(layout)), buffer.device)
+        values = self._take(buffer, slot, indices)
         values.div_(self.divisor if self.feedback else self.divisor * count / layout.numel)
         # On a GPU another stream uses both until the next step; memory that is freed earlier would be reused too soon.
-        self._under_way[layout] = chosen, values
+        self._under_way[layout] = indices, values
         watch.encoded()
         watch.started()
         future = dist.all_reduce(values, group=self._group, async_op=True).get_future()
-        return future, lambda _: buffer.zero_().index_copy_(0, chosen, values)
+        return future, lambda _: buffer.zero_().index_copy_(0, indices, values)
 
-    def _take(self, buffer: torch.Tensor, slot: Slot, chosen: torch.Tensor) -> torch.Tensor:
+    def _take(self, buffer: torch.Tensor, slot: Slot, indices: torch.Tensor) -> torch.Tensor:
         """Return the values to send, shape (k,), removed from the new residual; all NaN if a gradient is not finite.
 
         The infinite element may not be among the drawn elements, and every rank must detect it.
         """
         finite = is_finite(buffer)
         if not on_host(finite):
-            return torch.where(finite, self._take_on_device(buffer, slot, chosen, finite), torch.nan)
+            return torch.where(finite, self._take_on_device(buffer, slot, indices, finite), torch.nan)
         if not finite:
-            return torch.full_like(chosen, torch.nan, dtype=buffer.dtype)
+            return torch.full_like(indices, torch.nan, dtype=buffer.dtype)
         if not self.feedback:
-            return buffer[chosen]
+            return buffer[indices]
         residual = torch.add(buffer, slot.old["residual"], out=slot.new["residual"])
-        values = residual[chosen]
-        residual.index_fill_(0, chosen, 0.0)
+        values = residual[indices]
+        residual.index_fill_(0, indices, 0.0)
         return values
 
     def _take_on_device(
-        self, buffer: torch.Tensor, slot: Slot, chosen: torch.Tensor, finite: torch.Tensor
+        self, buffer: torch.Tensor, slot: Slot, indices: torch.Tensor, finite: torch.Tensor
     ) -> torch.Tensor:
         """Return the values, finite or not; write the residual if all gradients are finite."""
-        values = accumulate(buffer, slot)[chosen]
+        values = accumulate(buffer, slot)[indices]
         if self.feedback:
-            put(slot.new["residual"], buffer.index_fill_(0, chosen, 0.0), where=finite)
+            put(slot.new["residual"], buffer.index_fill_(0, indices, 0.0), where=finite)
         return values
 
     def _generator(self, layout: Layout) -> torch.Generator:
@@ -96,9 +96,9 @@ def draw(n: int, k: int, generator: torch.Generator) -> torch.Tensor:
     """
     edges = torch.arange(k + 1, dtype=torch.int64).mul_(n).div_(k, rounding_mode="floor")
     length = edges[1:] - edges[:-1]
-    within = (torch.rand(k, generator=generator, dtype=torch.float64) * length).to(torch.int64)
+    offsets = (torch.rand(k, generator=generator, dtype=torch.float64) * length).to(torch.int64)
     turn = torch.randint(n, (1,), generator=generator)
-    return (edges[:-1] + torch.minimum(within, length - 1) + turn).remainder_(n)
+    return (edges[:-1] + torch.minimum(offsets, length - 1) + turn).remainder_(n)
 
 
 def _moved(indices: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -119,8 +119,8 @@ class HookSpec:
         Raises:
             InputError: PyTorch is not installed.
         """
-        made: type[Hook] = getattr(importlib.import_module("commbench.hooks"), self.class_name)
-        return made
+        hook_class: type[Hook] = getattr(importlib.import_module("commbench.hooks"), self.class_name)
+        return hook_class
 
     def arguments(self, *, density: float | None, options: Mapping[str, str]) -> dict[str, OptionValue]:
         """Parse the given density and options to keyword arguments.

@@ -58,14 +58,14 @@ class TorchSelector:
     ) -> None:
         """See `Selector.encode`."""
         total = gradient if residual is None else gradient.add_(residual)
-        magnitudes, chosen = torch.topk(total.abs(), self._k, sorted=False)
+        magnitudes, positions = torch.topk(total.abs(), self._k, sorted=False)
         finite = magnitudes.isfinite().all()  # torch.topk treats infinity and NaN as the largest
         indices, values = split(payload, self._k, self._dtype)
-        indices.copy_(chosen)
+        indices.copy_(positions)
         values.fill_(torch.nan)
-        put(values, total[chosen].clamp_(-_largest(self._dtype), _largest(self._dtype)), where=finite)
+        put(values, total[positions].clamp_(-_largest(self._dtype), _largest(self._dtype)), where=finite)
         if out_residual is not None:
-            put(out_residual, total.index_add_(0, chosen, values.to(total.dtype), alpha=-1), where=finite)
+            put(out_residual, total.index_add_(0, positions, values.to(total.dtype), alpha=-1), where=finite)
 
     def add(self, payload: torch.Tensor, into: torch.Tensor) -> None:
         """See `Selector.add`."""

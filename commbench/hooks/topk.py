@@ -79,12 +79,12 @@ class TopK(FeedbackHook):
         warmup: Sequence[float] = (),
         warmup_steps: int = 0,
     ) -> None:
-        for key, given, choices in (
+        for key, value, choices in (
             ("selection", selection, ("fast", "exact")),
             ("values", values, tuple(DTYPES)),
             ("scope", scope, ("bucket", "parameter")),
         ):
-            check_choice(f"{key} of hook topk", given, choices)
+            check_choice(f"{key} of hook topk", value, choices)
         if not 0 <= momentum < 1 or (momentum and not feedback):
             raise InputError(f"Hook topk was given momentum {momentum:g}: it is below 1 and needs feedback.")
         if bool(warmup) != bool(warmup_steps):

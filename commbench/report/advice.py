@@ -71,8 +71,8 @@ def advise_run(info: RunInfo) -> list[str]:
     """
     environment = info.get("environment") or {}
     unused = MPI_WHEELS if is_live(info) else ()  # an MPI that is installed need not have started the training
-    stated = (environment.get("versions") or {}).items()
-    versions = {name: version for name, version in stated if version and name not in unused}
+    versions_of_run = (environment.get("versions") or {}).items()
+    versions = {name: version for name, version in versions_of_run if version and name not in unused}
     warnings_by_remedy: dict[str, str] = {}  # the numbers of a warning differ from host to host
     for host in environment.get("hosts", []):
         conditions = Conditions(

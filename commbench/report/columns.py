@@ -131,8 +131,8 @@ def tabulate(
 ) -> Table:
     """Put rows into a table; leave out empty columns unless they are to be kept."""
     rows = list(rows)
-    made = [(column, [column.cell(row) for row in rows]) for column in columns]
-    needed = [(column, cells) for column, cells in made if should_keep_empty or column.is_needed(cells)]
+    cells_by_column = [(column, [column.cell(row) for row in rows]) for column in columns]
+    needed = [(column, cells) for column, cells in cells_by_column if should_keep_empty or column.is_needed(cells)]
     used = {flag for _, cells in needed for cell in cells for flag in cell.flags}
     return Table(
         title=title,

@@ -79,12 +79,12 @@ def name_slowest(columns: Mapping[str, Sequence[Row]], hosts: Sequence[str]) -> 
 
 def _slowest(name: str, rows: Sequence[Row], hosts: Sequence[str]) -> str:
     by_size = rows_by((row for row in rows if row.time_us), lambda row: row.message_bytes)
-    several = [of_size for of_size in by_size.values() if len(of_size) > 1]
-    if not several:
+    groups_by_size = [of_size for of_size in by_size.values() if len(of_size) > 1]
+    if not groups_by_size:
         return ""
     slow_groups = [
         ((row.time_us or 0.0) / (middle(of_size).time_us or 1.0), row)
-        for of_size in several
+        for of_size in groups_by_size
         for row in of_size
         if has_flag(row.flags, "slowest_group")
     ]
@@ -93,7 +93,11 @@ def _slowest(name: str, rows: Sequence[Row], hosts: Sequence[str]) -> str:
     often = Counter(row.group for _, row in slow_groups)
     ratio, worst = max(slow_groups, key=lambda pair: (often[pair[1].group], pair[0]))
     size = f" at {format_size(worst.message_bytes)}" if worst.message_bytes else ""
-    times = f"; the slowest at {often[worst.group]} of {counted(len(several), 'size')}" if len(several) > 1 else ""
+    times = (
+        f"; the slowest at {often[worst.group]} of {counted(len(groups_by_size), 'size')}"
+        if len(groups_by_size) > 1
+        else ""
+    )
     group = f"{brief(worst.group)}{_on(worst.group, hosts)}"
     return f"{name}: slowest group {group}: {ratio:.2f} times the median{size}{times}."
 

@@ -39,7 +39,7 @@ def render_matrices(matrices: Sequence[Matrix], findings: Findings) -> list[Rend
 
 
 def _render(matrix: Matrix, stragglers: Iterable[Straggler]) -> list[RenderableType]:
-    """Title and table of one matrix."""
+    """Return the title and the table of one matrix."""
     names, links = _units(matrix)
     own = [straggler for straggler in stragglers if straggler.measured == matrix.name]
     quantity, text_of = _scale(matrix, links)
@@ -60,7 +60,7 @@ def _untimed(matrix: Matrix) -> list[RenderableType]:
 
 
 def _units(matrix: Matrix) -> tuple[list[str], Links]:
-    """Hosts if there are several, else ranks, and the logarithm of each link's median time over launches."""
+    """Return hosts if there are several, else ranks, and the logarithm of each link's median time over launches."""
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.log(np.where(matrix.is_sound, matrix.time_us, np.nan))[None, :]
     links = Links(source=matrix.source, target=matrix.target, values=values)
@@ -170,11 +170,11 @@ def conclude(findings: Findings) -> str:
     """Return the stragglers in one paragraph; empty if nothing could be compared."""
     parts = [*_named(findings.stragglers)]
     judged = [family for family in findings.families if family.launches >= family.needed > 0]
-    left = [family for family in findings.families if family.launches < family.needed]
+    unjudged = [family for family in findings.families if family.launches < family.needed]
     if judged and not parts:
         parts.append(_none(judged))
-    if left:
-        parts.append(_unjudged(left))
+    if unjudged:
+        parts.append(_unjudged(unjudged))
     return f"Slow: {'; '.join([*parts, *findings.remarks])}." if parts or findings.remarks else ""
 
 
@@ -203,9 +203,11 @@ def _none(families: Sequence[Family]) -> str:
 def _unjudged(families: Sequence[Family]) -> str:
     counts, _ = _by_kind(families)
     units = listed([counted(count, kind) for kind, count in counts.items()])
-    most = [float(np.nanmax(family.judgement.effects, initial=0.0)) for family in families]
+    largest_effects = [float(np.nanmax(family.judgement.effects, initial=0.0)) for family in families]
     # prefer the coarsest of near-equals: every link of a slow host is slow
-    worst = next(family for family, effect in zip(families, most, strict=True) if effect >= 0.8 * max(most))
+    worst = next(
+        family for family, effect in zip(families, largest_effects, strict=True) if effect >= 0.8 * max(largest_effects)
+    )
     slowest = f" ({worst.slowest} came out slowest)" if worst.slowest else ""
     return f"not judged: {units}, because {why_unjudged(families)}{slowest}"
 

@@ -186,8 +186,8 @@ def _name_of(row: StepForecast | BreakEvenForecast, rows: Iterable[StepForecast 
     """Return the workload, with the properties that distinguish it from the others."""
     words = [row.backend, f"batch {row.batch_per_rank} a rank", *([] if row.precision == "fp32" else [row.precision])]
     named = f"{row.workload} ({', '.join(words)}"
-    alike = {other.trained_on for other in rows if _workload_of(other)[:4] == _workload_of(row)[:4]}
-    return f"{named}, trained on {row.trained_on})" if len(alike) > 1 else f"{named})"
+    same_workload = {other.trained_on for other in rows if _workload_of(other)[:4] == _workload_of(row)[:4]}
+    return f"{named}, trained on {row.trained_on})" if len(same_workload) > 1 else f"{named})"
 
 
 def _uncertainty_notes(group: Sequence[StepForecast] | Sequence[BreakEvenForecast]) -> list[RenderableType]:

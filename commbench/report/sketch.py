@@ -71,8 +71,8 @@ def sketch(runs: Sequence[Run]) -> list[RenderableType]:
 
 def _bandwidths(family: Family) -> Chart | None:
     """Return the chart of bus bandwidth over message size; None with fewer than two sizes."""
-    able = [curve for curve in family.curves if not curve.is_unsupported]
-    shown = able[:MOST_SERIES]
+    drawable = [curve for curve in family.curves if not curve.is_unsupported]
+    shown = drawable[:MOST_SERIES]
     curves = {curve.name: points for curve in shown if (points := _rates(curve))}
     places = {size for curve in shown for size in curve.points(RATE)}
     if len(places) < 2:  # noqa: PLR2004 - a curve
@@ -87,7 +87,7 @@ def _bandwidths(family: Family) -> Chart | None:
         note=sentences(
             f"No result: {broken(family)}." if any(curve.failed for curve in family.curves) else "",
             not_drawn(family),
-            left_out([curve.name for curve in able], MOST_SERIES),
+            left_out([curve.name for curve in drawable], MOST_SERIES),
         ),
     )
 
@@ -106,15 +106,15 @@ def _rates(curve: Curve) -> list[Point]:
 
 def _steps(group: Group) -> Chart | None:
     """Return the chart of the step over bucket size, without lists of sizes; None with fewer than two sizes."""
-    able = [line for trial in group.trials for line in lines_of(trial)]
-    shown = able[:MOST_SERIES]
+    lines_with_times = [line for trial in group.trials for line in lines_of(trial)]
+    shown = lines_with_times[:MOST_SERIES]
     caps = sorted({cap for line in shown for cap in line.measured if "+" not in cap}, key=_cap)
     curves = {line.name: points for line in shown if (points := _points(line, caps))}
     if len(caps) < 2:  # noqa: PLR2004 - a curve
         return None
     values = [y for points in curves.values() for _, y in points]
-    failed = [f"{line.name} {cap} {status}" for line in able for cap, status in line.failed.items()]
-    lists = dict.fromkeys(cap for line in able for cap in line.measured if "+" in cap)
+    failed = [f"{line.name} {cap} {status}" for line in lines_with_times for cap, status in line.failed.items()]
+    lists = dict.fromkeys(cap for line in lines_with_times for cap in line.measured if "+" in cap)
     return Chart(
         title=f"{group.name}: step in ms over bucket size in MiB",
         curves=curves,
@@ -124,7 +124,7 @@ def _steps(group: Group) -> Chart | None:
         note=sentences(
             f"No result: {listed(failed)}." if failed else "",
             f"Not drawn: {listed(lists)}." if lists else "",
-            left_out([line.name for line in able], MOST_SERIES),
+            left_out([line.name for line in lines_with_times], MOST_SERIES),
         ),
     )
 

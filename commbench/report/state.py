@@ -76,12 +76,14 @@ def origins(run: Run) -> list[str]:
 
 def explain_time(runs: Iterable[Run]) -> str:
     """Return the definition of the times; imported runs have their tool's definition."""
-    stated = {record.stated.time if record.stated else "" for run in runs for record in run.records}
-    definitions = " or the ".join(sorted(stated - {""}))
+    definitions_used = {record.stated.time if record.stated else "" for run in runs for record in run.records}
+    definitions = " or the ".join(sorted(definitions_used - {""}))
     if not definitions:
         return _TIME
     return (
-        f"{_TIME}; of imported runs the {definitions}" if "" in stated else f"median over launches of the {definitions}"
+        f"{_TIME}; of imported runs the {definitions}"
+        if "" in definitions_used
+        else f"median over launches of the {definitions}"
     )
 
 

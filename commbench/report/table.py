@@ -74,8 +74,12 @@ def render_table(rows: Sequence[Row], *, width: int, hosts: Sequence[str] = ()) 
     rows = without_shared_flags(rows)
     groups = [list(group) for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)]
     shown = [group[:MOST_ROWS] for group in groups[:MOST_TABLES]]
-    left = len(rows) - sum(map(len, shown))
-    more = [Text(f"\n{_count(left, len(rows))} are not shown: see collectives.csv.", style="bold")] if left else []
+    omitted_rows = len(rows) - sum(map(len, shown))
+    more = (
+        [Text(f"\n{_count(omitted_rows, len(rows))} are not shown: see collectives.csv.", style="bold")]
+        if omitted_rows
+        else []
+    )
     return Group(*(part for group in shown for part in _render_group(group, width, hosts)), *more, *legend(rows))
 
 

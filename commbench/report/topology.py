@@ -70,18 +70,18 @@ def _far_gpus(topology: Topology) -> list[str]:
 
 def _placement(topology: Topology, cpus: Sequence[int]) -> list[str]:
     """Return a remark on this process's NUMA nodes, compared with those of the active adapters."""
-    here, ports = nodes_of(cpus, topology["numa"]), _in_use(topology)
-    there = sorted({node for node in ports.values() if node is not None})
+    own_nodes, ports = nodes_of(cpus, topology["numa"]), _in_use(topology)
+    adapter_nodes = sorted({node for node in ports.values() if node is not None})
     sentence = ""
-    if len(here) > 1:
+    if len(own_nodes) > 1:
         sentence = (
-            f"This process may run on NUMA nodes {_listed(here)}: a rank that is not bound moves between them, and its "
-            "times with it; bind ranks (mpirun --bind-to core, or numactl)."
+            f"This process may run on NUMA nodes {_listed(own_nodes)}: a rank that is not bound moves between them, "
+            "and its times with it; bind ranks (mpirun --bind-to core, or numactl)."
         )
-    elif here and there and here[0] not in there:
+    elif own_nodes and adapter_nodes and own_nodes[0] not in adapter_nodes:
         sentence = (
-            f"This process is bound to NUMA node {here[0]}, {_listed(list(ports))} to node {_listed(there)}: messages "
-            "to other hosts cross the link between sockets."
+            f"This process is bound to NUMA node {own_nodes[0]}, {_listed(list(ports))} to node "
+            f"{_listed(adapter_nodes)}: messages to other hosts cross the link between sockets."
         )
     return [sentence] if sentence else []
 

@@ -190,7 +190,7 @@ MOST_UNMEASURED = 3
 
 
 def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
-    """Measured settings and the most promising others, the fastest prediction first; empty without rows."""
+    """Tabulate measured settings and the most promising others, the fastest prediction first; empty without rows."""
     if not rows:
         return []
     ranked = sorted(rows, key=lambda row: row.predicted_step_ms or 0.0)

@@ -81,16 +81,16 @@ def group_by_layout(cases: Sequence[TrainingCase], facts: WorkloadFacts) -> dict
     are measured if they are among them, else the first configuration.
     """
     layouts: dict[str, Layout] = {}
-    chosen: dict[tuple[TrainingCase, Layout], TrainingCase] = {}
+    measured_case: dict[tuple[TrainingCase, Layout], TrainingCase] = {}
     keys: dict[TrainingCase, tuple[TrainingCase, Layout]] = {}
     for case in cases:
         if case.uses_ddp and case.bucket_cap_mb not in layouts:
             layouts[case.bucket_cap_mb] = case_layout(case, facts)
         layout = layouts[case.bucket_cap_mb] if case.uses_ddp else ()
         keys[case] = (dataclasses.replace(case, bucket_cap_mb=DEFAULT_CAP), layout)
-        if keys[case] not in chosen or case.bucket_cap_mb == DEFAULT_CAP:
-            chosen[keys[case]] = case
-    return {case: chosen[key] for case, key in keys.items()}
+        if keys[case] not in measured_case or case.bucket_cap_mb == DEFAULT_CAP:
+            measured_case[keys[case]] = case
+    return {case: measured_case[key] for case, key in keys.items()}
 
 
 def _assign(sizes: Sequence[int], kinds: Sequence[Hashable], order: Sequence[int], caps: Sequence[int]) -> Layout:

@@ -73,8 +73,8 @@ def _load(path: Path) -> ModuleType:
 
 def _arguments(spec: str, function: Callable[..., Any], requested: dict[str, int | None]) -> dict[str, int]:
     """Return the arguments for a user's function; raise InputError if it needs others, or lacks ``batch_size``."""
-    chosen = accepted_arguments(function, requested)
-    if requested["batch_size"] is not None and "batch_size" not in chosen:
+    arguments = accepted_arguments(function, requested)
+    if requested["batch_size"] is not None and "batch_size" not in arguments:
         raise InputError(
             f"A batch of {requested['batch_size']} was asked for and {spec} takes no argument batch_size: add it, or "
             "leave the batch to the workload."
@@ -84,10 +84,10 @@ def _arguments(spec: str, function: Callable[..., Any], requested: dict[str, int
             parameter.VAR_KEYWORD,
             parameter.VAR_POSITIONAL,
         }
-        if not optional and parameter.name not in chosen:
+        if not optional and parameter.name not in arguments:
             hint = "give it a default value" if parameter.name in requested else f"take only {ARGUMENTS}"
             raise InputError(f"{spec} needs the argument {parameter.name}, which commbench does not give: {hint}.")
-    return chosen
+    return arguments
 
 
 def _as_workload(spec: str, returned: Any, batch_size: int | None) -> Workload:  # noqa: ANN401 - any type

@@ -104,8 +104,8 @@ def labelled_patterns(shape: Sequence[int], batch_size: int, *, strength: float,
     """
     patterns = strength * torch.randn(CLASSES, *shape, generator=generator(seed, STRUCTURE))
     own = generator(seed, DATA, rank)
-    made = []
+    batches = []
     for _ in range(DISTINCT_BATCHES):
         labels = torch.randint(CLASSES, (batch_size,), generator=own)
-        made.append((patterns[labels] + torch.randn(batch_size, *shape, generator=own), labels))
-    return cycled(made)
+        batches.append((patterns[labels] + torch.randn(batch_size, *shape, generator=own), labels))
+    return cycled(batches)

@@ -59,12 +59,12 @@ class Line:
 
 def bucket_figures(runs: Sequence[Run]) -> list[Drawing]:
     """Return one drawing for each workload; none if one hook with the default buckets was measured alone."""
-    made = []
+    drawings = []
     for group in groups(runs):
         lines = [line for trial in group.trials for line in lines_of(trial)]
         if sum(len(line.measured) + len(line.predicted) + len(line.failed) for line in lines) > 1:
-            made.append(_drawing(group, lines))
-    return made
+            drawings.append(_drawing(group, lines))
+    return drawings
 
 
 def lines_of(trial: Trial) -> list[Line]:

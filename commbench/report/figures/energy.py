@@ -113,8 +113,8 @@ def bars_of(group: Group) -> dict[str, Bars]:
 def _of_training(group: Group, energy_of: str, bars: Bars) -> Drawing:
     ranked = dict(sorted(bars.items(), key=lambda bar: bar[1].energy_J or 0.0)[:_MOST_BARS])
     least = next(iter(ranked))
-    alike = list(bars.values())
-    default = next((t.default.energy_J for t in group.trials if t.default and t.default in alike), None)
+    rows = list(bars.values())
+    default = next((t.default.energy_J for t in group.trials if t.default and t.default in rows), None)
     joules = ranked[least].energy_J or 0.0
     share = f", {100 * joules / default:.0f} % of the default's" if default else ""
     return Drawing(

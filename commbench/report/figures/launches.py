@@ -69,8 +69,8 @@ class Spread:
 
 def launch_figures(runs: Sequence[Run]) -> list[Drawing]:
     """Return the launches of the most important cases, and of the settings that the decision compared."""
-    made = []
-    for name, what, spreads_of in (
+    drawings = []
+    for name, content, spreads_of in (
         ("launches-collectives", "collectives", collective_spreads),
         ("launches-training", "training steps", training_spreads),
     ):
@@ -78,8 +78,8 @@ def launch_figures(runs: Sequence[Run]) -> list[Drawing]:
             spread for run, prefix in zip(runs, prefixes(runs), strict=True) for spread in spreads_of(run, prefix)
         ]
         if spreads:
-            made.append(_drawing(name, f"Launches of {what}", _foremost(spreads), len(spreads)))
-    return made
+            drawings.append(_drawing(name, f"Launches of {content}", _foremost(spreads), len(spreads)))
+    return drawings
 
 
 def _foremost(spreads: Sequence[Spread]) -> list[Spread]:
@@ -91,8 +91,8 @@ def _foremost(spreads: Sequence[Spread]) -> list[Spread]:
         worst = next((place for place, flag in enumerate(_SHOWN_FLAGS) if flag in spread.flags), len(_SHOWN_FLAGS))
         return worst, -spread.range
 
-    kept = sorted(range(len(spreads)), key=lambda place: rank(spreads[place]))[:_MOST_LINES]
-    return [spreads[place] for place in sorted(kept)]
+    selected = sorted(range(len(spreads)), key=lambda place: rank(spreads[place]))[:_MOST_LINES]
+    return [spreads[place] for place in sorted(selected)]
 
 
 # -------------------------------------------------------------------------------------------------------- what

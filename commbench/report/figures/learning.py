@@ -72,14 +72,14 @@ class Learned:
 
 
 def learning_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Loss and metric of each workload."""
-    made = []
+    """Return figures of the loss and the metric of each workload."""
+    drawings = []
     for group in groups(runs):
         for quantity, read in (("loss", loss_of), ("metric", metric_of)):
             learned = [curve for trial in group.trials for curve in learned_of(trial, read)]
             if learned:
-                made.append(_drawing(group, quantity, learned))
-    return made
+                drawings.append(_drawing(group, quantity, learned))
+    return drawings
 
 
 Read = Callable[[TrainingRecord], Sequence[tuple[int, float]]]
@@ -136,12 +136,12 @@ def _settings(trial: Trial) -> list[TrainingRow]:
     for row in trial.ok:
         best = next(other for other in ranked if hook_label(other) == hook_label(row))
         by_hook.setdefault(hook_label(row), row if row is trial.default else best)
-    chosen = [row for row in ranked[:1] if trial.is_chosen(row) and row not in by_hook.values()]
-    return [*by_hook.values(), *chosen]
+    recommended = [row for row in ranked[:1] if trial.is_chosen(row) and row not in by_hook.values()]
+    return [*by_hook.values(), *recommended]
 
 
 def _curve(launches: Sequence[Sequence[tuple[int, float]]]) -> tuple[Floats, Floats] | None:
-    """Steps and values by launch; many steps are averaged in windows of equal length."""
+    """Return steps and values by launch; of many steps, averages over windows of equal length."""
     if not launches:
         return None
     steps = sorted({step for values in launches for step, _ in values})
@@ -303,9 +303,9 @@ def _ahead(reached: Mapping[str, Mapping[int, float]], first: str, sign: float) 
     return f"{first} is ahead, by {three_digits(median(gains[nearest]))}{ends} of {others[nearest]}, paired by launch"
 
 
-def _gains(own: Mapping[int, float], theirs: Mapping[int, float], sign: float) -> list[float]:
+def _gains(first: Mapping[int, float], second: Mapping[int, float], sign: float) -> list[float]:
     """Return the advantage of one setting over another in each launch that has both."""
-    gains = [sign * (theirs[launch] - own[launch]) for launch in own if launch in theirs]
+    gains = [sign * (second[launch] - first[launch]) for launch in first if launch in second]
     return [gain for gain in gains if np.isfinite(gain)]
 
 

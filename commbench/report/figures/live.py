@@ -76,14 +76,14 @@ class Course:
 
 def live_figures(runs: Sequence[Run]) -> list[Drawing]:
     """Return the timeline and the loss of the last launch of each live tuning."""
-    made = []
+    drawings = []
     for place, (run, prefix) in enumerate(zip(runs, prefixes(runs), strict=True), start=1):
         course = course_of(run, prefix)
         if course is not None:
             number = f"-{place}" if len(runs) > 1 else ""
-            made.append(_timeline(course, number))
-            made += [_loss(course, number)] if len(course.losses) > 1 else []
-    return made
+            drawings.append(_timeline(course, number))
+            drawings += [_loss(course, number)] if len(course.losses) > 1 else []
+    return drawings
 
 
 def course_of(run: Run, prefix: str = "") -> Course | None:

@@ -87,13 +87,13 @@ def matrix_figures(runs: Sequence[Run]) -> list[Drawing]:
 
     Ranks that share a GPU get none: their pairs are not links.
     """
-    made = []
+    drawings = []
     for number, (run, prefix) in enumerate(zip(runs, prefixes(runs), strict=True), start=1):
         of_run = number if len(runs) > 1 else ""
         linked = [matrix for matrix in run.matrices if not shares_gpu(matrix.case.backend, run.info)]
         for place, matrix in enumerate(linked, start=1):
-            made.append(_drawing(matrix, run, prefix, slug("matrix", of_run, matrix.case.operation, place)))
-    return made
+            drawings.append(_drawing(matrix, run, prefix, slug("matrix", of_run, matrix.case.operation, place)))
+    return drawings
 
 
 def _drawing(matrix: Matrix, run: Run, prefix: str, name: str) -> Drawing:
@@ -238,14 +238,14 @@ def _frame(axes: Axes, rows: Sequence[int], columns: Sequence[int]) -> None:
 def caption_of(matrix: Matrix, heat: Heat) -> str:
     """Return the caption: how to read the figure, typical values within and between hosts, and the stragglers."""
     launches = counted(len(matrix.times_us), "launch")
-    what = "time" if heat.is_time else "bandwidth"
+    quantity = "time" if heat.is_time else "bandwidth"
     shared = ""
     if heat.per_cell > 1:
         shared = f" Each cell stands for {heat.per_cell} x {heat.per_cell} pairs and shows the slowest of them."
     missing = f"{matrix.untimed} pairs could not be timed and are blank." if matrix.untimed else ""
     wrong = int((~matrix.is_sound).sum())
     return sentences(
-        f"Median {what} over {launches} of each pair, from the row's rank to the column's; dark is slow.{shared}",
+        f"Median {quantity} over {launches} of each pair, from the row's rank to the column's; dark is slow.{shared}",
         *_typical(matrix, heat),
         _slow(heat),
         missing,
@@ -257,15 +257,15 @@ def _typical(matrix: Matrix, heat: Heat) -> list[str]:
     """State the middle half of the values of unmarked pairs, and the range of the pairs that a straggler slows down."""
     sentences = []
     verb, unit = ("take", "") if heat.is_time else ("move", heat.unit)
-    several = matrix.is_inter.any() and not matrix.is_inter.all()
+    has_both_kinds = matrix.is_inter.any() and not matrix.is_inter.all()
     marked = heat.is_marked(matrix.source, matrix.target)
-    for kind, chosen in (("between hosts", matrix.is_inter), ("within hosts", ~matrix.is_inter)):
-        which = f"pairs{f' {kind}' if several else ''}"
-        slow = name_range(matrix, chosen & marked, unit=unit)
-        other = f"{which} that are not marked" if slow else which
-        if text := name_range(matrix, chosen & ~marked, _HALF, unit):
+    for kind, is_of_kind in (("between hosts", matrix.is_inter), ("within hosts", ~matrix.is_inter)):
+        subject = f"pairs{f' {kind}' if has_both_kinds else ''}"
+        slow = name_range(matrix, is_of_kind & marked, unit=unit)
+        other = f"{subject} that are not marked" if slow else subject
+        if text := name_range(matrix, is_of_kind & ~marked, _HALF, unit):
             sentences.append(f"Half of the {other} {verb} {text}.")
-        sentences += [f"The marked {which} {verb} {slow}."] if slow else []
+        sentences += [f"The marked {subject} {verb} {slow}."] if slow else []
     return sentences
 
 
@@ -287,6 +287,6 @@ def _none(heat: Heat) -> str:
 
 
 def _unjudged(heat: Heat) -> str:
-    left = [family for family in heat.families if family.launches < family.needed]
-    kinds = listed(f"{family.kind}s" for family in left)
-    return f"{kinds[0].upper()}{kinds[1:]} are not judged: {why_unjudged(left)}." if left else ""
+    unjudged = [family for family in heat.families if family.launches < family.needed]
+    kinds = listed(f"{family.kind}s" for family in unjudged)
+    return f"{kinds[0].upper()}{kinds[1:]} are not judged: {why_unjudged(unjudged)}." if unjudged else ""

@@ -126,26 +126,26 @@ def families(runs: Sequence[Run]) -> list[Family]:
 
     Ranks that share a GPU get no curve: their times do not show an interconnect.
     """
-    sharing: Counter[str] = Counter()
+    rows_sharing_gpus: Counter[str] = Counter()
     series_by_operation: dict[str, dict[tuple[str, ...], tuple[dict[str, object], list[Reading]]]] = {}
     for run, name in zip(runs, run_names(runs), strict=True):
-        stated = {record.case.key: record.stated.time for record in run.records if record.stated}
+        definitions = {record.case.key: record.stated.time for record in run.records if record.stated}
         for case, rows in _cases_of(run):
             if not all(map(measures_interconnect, rows)):
-                sharing[case.operation] += len(rows)
+                rows_sharing_gpus[case.operation] += len(rows)
                 continue
             identity = {"run": name} | {field: getattr(case, field) for field in _IDENTITY}
             key = tuple(map(str, identity.values()))
             of_operation = series_by_operation.setdefault(case.operation, {})
-            reading = _reading(case, rows, run.info, stated.get(case.key, ""))
+            reading = _reading(case, rows, run.info, definitions.get(case.key, ""))
             of_operation.setdefault(key, (identity, []))[1].append(reading)
-    several = len(runs) > 1
+    has_several_runs = len(runs) > 1
     return [
         _family(
             operation,
             list(series_by_operation[operation].values()),
-            several=several,
-            rows_sharing_gpus=sharing[operation],
+            several=has_several_runs,
+            rows_sharing_gpus=rows_sharing_gpus[operation],
         )
         for operation in OPERATIONS
         if operation in series_by_operation
@@ -189,8 +189,8 @@ def _family(
 
 
 def _series_name(identity: Mapping[str, object], names: Iterable[str]) -> str:
-    stated = [name for name in names if identity[name] is not None or name == "world_size"]
-    words = [_SPOKEN[name](identity[name]) if name in _SPOKEN else str(identity[name]) for name in stated]
+    fields = [name for name in names if identity[name] is not None or name == "world_size"]
+    words = [_SPOKEN[name](identity[name]) if name in _SPOKEN else str(identity[name]) for name in fields]
     return " ".join(filter(None, words))
 
 
@@ -198,15 +198,15 @@ def _reading(case: Case, rows: Sequence[Row], info: RunInfo, stated: str) -> Rea
     broken = next((row for row in rows if row.status != "ok"), None)
     timed = [row for row in rows if row.time_us is not None]
     slowest = max(timed, key=lambda row: row.time_us or 0.0, default=None)
-    of = slowest or rows[0]
+    shown_row = slowest or rows[0]
     return Reading(
         size_bytes=case.message_bytes,
-        time_us=estimate(of.time_us, of.time_us_ci_low, of.time_us_ci_high),
+        time_us=estimate(shown_row.time_us, shown_row.time_us_ci_low, shown_row.time_us_ci_high),
         busbw_GBps=_together([busbw_of(row) for row in rows]),
         status=broken.status if broken else "ok",
         reason=broken.reason if broken else "",
-        launches=of.launches or 0,
-        limit=limit_of(of, info),
+        launches=shown_row.launches or 0,
+        limit=limit_of(shown_row, info),
         stated=stated,
     )
 
@@ -243,7 +243,7 @@ _WIDE = 20.0
 
 
 def size_figures(runs: Sequence[Run]) -> list[Drawing]:
-    """Time and bus bandwidth of each operation: over message size, or as dots if there is one size."""
+    """Return figures of time and bus bandwidth per operation: over message size, or as dots if there is one size."""
     return [_drawing(family) for family in families(runs)]
 
 
@@ -377,16 +377,16 @@ def caption_of(family: Family, curves: Sequence[Curve]) -> str:
 
 
 def _how(family: Family, panels: Sequence[str]) -> str:
-    several = len(family.sizes) > 1
+    has_several_sizes = len(family.sizes) > 1
     launches = sorted({r.launches for curve in family.curves for r in curve.readings if r.launches})
     over = "the launch" if launches == [1] else "launches"
-    spread = f"{'bands' if several else 'bars'} are 95 % intervals over {over}"
+    spread = f"{'bands' if has_several_sizes else 'bars'} are 95 % intervals over {over}"
     if not any(r.time_us and r.time_us.low is not None for curve in family.curves for r in curve.readings):
         spread = "there are no intervals"
-    size = "" if several or not family.sizes[0] else f" at {format_size(family.sizes[0])}"
+    size = "" if has_several_sizes or not family.sizes[0] else f" at {format_size(family.sizes[0])}"
     shared = f", {family.shared}" if family.shared else ""
-    what = " and its ".join({TIME: _time_read(family), RATE: _RATE_READ}[panel] for panel in panels)
-    text = f"{what}{size}{shared}; {spread}."
+    quantities = " and its ".join({TIME: _time_read(family), RATE: _RATE_READ}[panel] for panel in panels)
+    text = f"{quantities}{size}{shared}; {spread}."
     text = text[0].upper() + text[1:]
     if OPERATIONS[family.operation].is_round_trip:
         text += " A time is half a round trip."
@@ -395,10 +395,10 @@ def _how(family: Family, panels: Sequence[str]) -> str:
 
 def _time_read(family: Family) -> str:
     """State the definition of the times; imported runs have their tool's definition."""
-    stated = {reading.stated for curve in family.curves for reading in curve.readings}
-    definitions = " or the ".join(sorted(stated - {""}))
-    own = ["median time of the slowest rank"] if "" in stated else []
-    return " or the ".join([*own, *([definitions] if definitions else [])]) + " (lower is better)"
+    definitions_used = {reading.stated for curve in family.curves for reading in curve.readings}
+    definitions = " or the ".join(sorted(definitions_used - {""}))
+    own_definition = ["median time of the slowest rank"] if "" in definitions_used else []
+    return " or the ".join([*own_definition, *([definitions] if definitions else [])]) + " (lower is better)"
 
 
 def _quickest(curves: Sequence[Curve]) -> str:

@@ -49,30 +49,30 @@ class Step:
 
 def timeline_figures(runs: Sequence[Run]) -> list[Drawing]:
     """Return the default's step above the recommended setting's, one drawing for each workload and run."""
-    made = []
+    drawings = []
     for group in groups(runs):
         for place, trial in enumerate(group.trials):
             steps = steps_of(trial)
             if steps:
-                made.append(_drawing(group, trial, steps, place))
-    return made
+                drawings.append(_drawing(group, trial, steps, place))
+    return drawings
 
 
 def steps_of(trial: Trial) -> list[Step]:
     """Return the default, and the recommended setting, or else the fastest one."""
     rows = [trial.default] if trial.default else []
-    chosen = [row for row in trial.ok if trial.is_chosen(row)] if trial.recommendation else []
-    others = chosen or sorted(trial.ok, key=lambda row: -(row.samples_per_s or 0.0))
-    rows += [row for row in others[:1] if row is not trial.default]
+    recommended = [row for row in trial.ok if trial.is_chosen(row)] if trial.recommendation else []
+    candidates = recommended or sorted(trial.ok, key=lambda row: -(row.samples_per_s or 0.0))
+    rows += [row for row in candidates[:1] if row is not trial.default]
     steps = [Step(name=setting_name(row), row=row, buckets=_buckets_of(trial.run, row)) for row in rows]
     return [step for step in steps if step.row.backward_ms is not None]
 
 
 def _buckets_of(run: Run, row: TrainingRow) -> list[BucketRow]:
     case = case_of(row)
-    same = set(BucketRow.__dataclass_fields__) & set(type(case).__dataclass_fields__)
-    alike = (b for b in run.bucket_rows if all(getattr(b, name) == getattr(case, name) for name in same))
-    return [b for b in alike if None not in {b.ready_ms, b.start_ms, b.done_ms}]
+    shared_fields = set(BucketRow.__dataclass_fields__) & set(type(case).__dataclass_fields__)
+    bucket_rows = (b for b in run.bucket_rows if all(getattr(b, name) == getattr(case, name) for name in shared_fields))
+    return [b for b in bucket_rows if None not in {b.ready_ms, b.start_ms, b.done_ms}]
 
 
 # -------------------------------------------------------------------------------------------------------- painting
@@ -193,10 +193,10 @@ def _waits(step: Step) -> str:
 
 
 def _gain(first: Step, second: Step) -> str:
-    one, other = first.row.exposed_comm_ms, second.row.exposed_comm_ms
-    if one is None or other is None:
+    first_ms, second_ms = first.row.exposed_comm_ms, second.row.exposed_comm_ms
+    if first_ms is None or second_ms is None:
         return ""
-    difference = one - other
+    difference = first_ms - second_ms
     return (
         f"The second exposes {three_digits(abs(difference))} ms {'less' if difference > 0 else 'more'}."
         if difference
@@ -205,5 +205,5 @@ def _gain(first: Step, second: Step) -> str:
 
 
 def _alone(trial: Trial) -> str:
-    chosen = trial.default is not None and trial.is_chosen(trial.default)
-    return "The default is recommended." if chosen else ""
+    is_default_recommended = trial.default is not None and trial.is_chosen(trial.default)
+    return "The default is recommended." if is_default_recommended else ""

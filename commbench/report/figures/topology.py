@@ -61,8 +61,8 @@ class Box:
             for node in numa
         ]
         numbers = {node["node"] for node in numa}
-        rest = [device for device in self.devices if device.numa_node not in numbers]
-        return nodes + ([(None, "", rest)] if rest or not nodes else [])
+        unplaced = [device for device in self.devices if device.numa_node not in numbers]
+        return nodes + ([(None, "", unplaced)] if unplaced or not nodes else [])
 
     @property
     def height(self) -> float:
@@ -72,12 +72,12 @@ class Box:
 
 def topology_figures(runs: Sequence[Run]) -> list[Drawing]:
     """Return one drawing for each run that recorded its topology."""
-    made = []
+    drawings = []
     for number, (run, prefix) in enumerate(zip(runs, prefixes(runs), strict=True), start=1):
         boxes = boxes_of(run.info)
         if boxes:
-            made.append(_drawing(run, boxes, prefix, slug("topology", number if len(runs) > 1 else "")))
-    return made
+            drawings.append(_drawing(run, boxes, prefix, slug("topology", number if len(runs) > 1 else "")))
+    return drawings
 
 
 def _drawing(run: Run, boxes: Sequence[Box], prefix: str, name: str) -> Drawing:
@@ -112,12 +112,12 @@ def boxes_of(info: RunInfo) -> list[Box]:
             kinds.setdefault(kind, []).append((str(host.get("hostname", "")), topology))
     return [
         Box(
-            hosts=[name for name, _ in alike],
-            ranks=ranks.get(alike[0][0], []),
-            topology=alike[0][1],
-            devices=_devices(alike[0][1]),
+            hosts=[name for name, _ in hosts_of_kind],
+            ranks=ranks.get(hosts_of_kind[0][0], []),
+            topology=hosts_of_kind[0][1],
+            devices=_devices(hosts_of_kind[0][1]),
         )
-        for alike in kinds.values()
+        for hosts_of_kind in kinds.values()
     ]
 
 
@@ -127,8 +127,8 @@ def _kind(topology: Topology) -> str:
         {**node, "memory_bytes": round(size / 2**30) if (size := node.get("memory_bytes")) else size}
         for node in topology.get("numa") or ()
     ]
-    alike = {name: value for name, value in topology.items() if name != "ranks"} | {"numa": numa}
-    return json.dumps(alike, sort_keys=True, default=str)
+    hardware = {name: value for name, value in topology.items() if name != "ranks"} | {"numa": numa}
+    return json.dumps(hardware, sort_keys=True, default=str)
 
 
 def _devices(topology: Topology) -> list[Device]:
@@ -235,15 +235,15 @@ def _paint_device(axes: Axes, device: Device, x: float, y: float) -> None:
 
 def _paint_links(axes: Axes, box: Box, places: Mapping[str, tuple[float, float]], top: float) -> None:
     """Draw lines between devices that are linked within a socket; draw a full mesh as bars."""
-    joined = meshes(box.topology)
-    for members, kind in joined:
+    gpu_meshes = meshes(box.topology)
+    for members, kind in gpu_meshes:
         axes.text(97, top - box.height + 2.2, f"\N{BOX DRAWINGS HEAVY HORIZONTAL} {kind}, each with each", **_LINK_TEXT)
         for name in (member for member in members if member in places):
             x, y = places[name]
             axes.plot([x - 9, x + 9], [y - _BOX / 2 - 0.9] * 2, color=SERIES[1], linewidth=2.5, gid="mesh")
-    within = [set(members) for members, _ in joined]
+    mesh_members = [set(members) for members, _ in gpu_meshes]
     for first, second, kind in near_links(box.topology):
-        if first in places and second in places and not any({first, second} <= members for members in within):
+        if first in places and second in places and not any({first, second} <= members for members in mesh_members):
             width = 1.8 if kind.startswith("NV") else 0.9
             (x, y), (u, v) = places[first], places[second]
             axes.plot([x, u], [y, v], color=SERIES[1], linewidth=width, zorder=0.5, gid="link")
@@ -296,15 +296,15 @@ def caption_of(info: RunInfo, boxes: Sequence[Box]) -> str:
     remarks = [f"On {hosts}: {remark}" if len(boxes) > 1 else remark for hosts, remark in remarks_by_hosts]
     kinds = sorted({kind for box in boxes for _, _, kind in near_links(box.topology)})
     hosts = sum(len(box.hosts) for box in boxes)
-    alike = f"All {hosts} hosts are alike and drawn once." if len(boxes) == 1 and hosts > 1 else ""
+    types = f"All {hosts} hosts are alike and drawn once." if len(boxes) == 1 and hosts > 1 else ""
     if len(boxes) > 1:
         shown = boxes[:MOST_HOSTS]
         drawn = "each drawn once" if len(shown) == len(boxes) else f"of which the first {len(shown)} are drawn"
-        alike = f"{hosts} hosts are of {len(boxes)} kinds, {drawn}: {'; '.join(map(_contents, shown))}."
+        types = f"{hosts} hosts are of {len(boxes)} kinds, {drawn}: {'; '.join(map(_contents, shown))}."
     return sentences(
         "Grey boxes are memory nodes with their CPUs, small boxes GPUs (blue) and adapters (green, dashed where down).",
         f"Orange lines join devices with {listed(kinds)} between them." if kinds else "",
-        alike,
+        types,
         *remarks[:3],
         ""
         if not (info.get("environment") or {}).get("emulated") or remarks

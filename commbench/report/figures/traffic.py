@@ -85,13 +85,13 @@ def caption_of(bars: dict[str, TrainingRow]) -> str:
     dense, least = _dense(bars), min(bars, key=lambda name: bars[name].sent_MB_per_step or 0.0)
     row = bars[least]
     sent = row.sent_MB_per_step or 0.0
-    saved = f"{least} sends least: {three_digits(sent)} MB a step"
+    savings = f"{least} sends least: {three_digits(sent)} MB a step"
     if dense:
-        saved += f", {100 * sent / dense:.3g} % of the {three_digits(dense)} MB of a dense all-reduce in float32"
-    odd = [name for name, row in bars.items() if has_flag(row.flags, "traffic")]
+        savings += f", {100 * sent / dense:.3g} % of the {three_digits(dense)} MB of a dense all-reduce in float32"
+    deviating = [name for name, row in bars.items() if has_flag(row.flags, "traffic")]
     return sentences(
         "Bytes that a rank sent in a step, as measured (MB = 1e6), the mean over ranks; fewer is better only if the "
         "time saved exceeds the time for compressing.",
-        f"{saved}.",
-        f"The bytes of {', '.join(odd)} differ from theory by more than 5 %." if odd else "",
+        f"{savings}.",
+        f"The bytes of {', '.join(deviating)} differ from theory by more than 5 %." if deviating else "",
     )

@@ -205,10 +205,10 @@ def pair_tables(runs: Sequence[Run]) -> list[Table]:
             title += f" of {run.name}" if len(runs) > 1 else ""
             table = make_table(title, rows, _PAIR_COLUMNS, rest_in=PAIRS)
             total = len(matrix.source)
-            left = (
+            omitted = (
                 [f"The slowest {len(rows)} of {total} pairs; all of them are in {PAIRS}."] if total > len(rows) else []
             )
-            tables.append(dataclasses.replace(table, notes=left))
+            tables.append(dataclasses.replace(table, notes=omitted))
     return tables
 
 

@@ -100,8 +100,8 @@ def _rate(run: Run, row: Row) -> str:
     limit = limit_of(row, run.info)
     if limit is None or not limit.bound_bps:
         return text
-    whose = "the link's " if limit.directions == 1 else ""
-    return f"{text}, {_share((row.busbw_GBps or 0.0) * _GIGABYTE_BPS, limit.bound_bps)} of {whose}{limit}"
+    owner = "the link's " if limit.directions == 1 else ""
+    return f"{text}, {_share((row.busbw_GBps or 0.0) * _GIGABYTE_BPS, limit.bound_bps)} of {owner}{limit}"
 
 
 def _share(part: float | None, whole: float | None) -> str:
@@ -321,9 +321,11 @@ def _warnings(runs: Sequence[Run]) -> Iterable[Finding]:
         texts = next(iter(shown.values()))
         if len(runs) > 1:
             texts = [f"{name}: {' '.join(sentences)}" for name, sentences in shown.items()]
-        rest = [f"{counted(len(hidden), 'more warning')}"] if hidden else []
-        rest += ["what to try"] if any(warning.has_remedy for _, warnings in judged for warning in warnings) else []
-        more = ((hidden or [first])[0].section, _sentence(" and ".join(rest))) if rest else None
+        link_words = [f"{counted(len(hidden), 'more warning')}"] if hidden else []
+        link_words += (
+            ["what to try"] if any(warning.has_remedy for _, warnings in judged for warning in warnings) else []
+        )
+        more = ((hidden or [first])[0].section, _sentence(" and ".join(link_words))) if link_words else None
         yield Finding(label="Warnings", texts=texts, tone="warning", more=more)
 
 
@@ -348,11 +350,13 @@ def _warnings_about(run: Run) -> list[_Warning]:
         *_grave(run, "collectives", [_with_flags(row, _is_not_width) for row in collectives], of_collectives),
         *_grave(run, "pairs", matrix_rows(run), MATRICES),
     ]
-    alike: dict[str, _Warning] = {}
+    warning_by_observation: dict[str, _Warning] = {}
     for warning in sorted(warnings, key=lambda warning: warning.gravity):
-        earlier = alike.get(warning.observation)
-        alike[warning.observation] = earlier._replace(rows=f"{earlier.rows} and {warning.rows}") if earlier else warning
-    return list(alike.values())
+        earlier = warning_by_observation.get(warning.observation)
+        warning_by_observation[warning.observation] = (
+            earlier._replace(rows=f"{earlier.rows} and {warning.rows}") if earlier else warning
+        )
+    return list(warning_by_observation.values())
 
 
 def matrix_rows(run: Run) -> list[Flagged]:
@@ -362,7 +366,7 @@ def matrix_rows(run: Run) -> list[Flagged]:
 
 
 def _is_not_width(flag: str) -> bool:
-    """Return whether a flag says more than `_precision` does."""
+    """Return whether a flag states more than the width of an interval."""
     return flag != NOISE.name
 
 
@@ -375,9 +379,9 @@ def _grave(run: Run, section: str, rows: Sequence[Flagged], things: Things) -> l
     """Return warnings about one record type: failures, flags of high severity, and flags that most rows have."""
     counts = Counter(flag.name for row in rows for flag in split_flags(row.flags))
     least = {"high": 0.0, "medium": len(rows) / 2, "low": math.inf}
-    chosen = {name for name, flag in FLAGS.items() if counts[name] > least[flag.severity]}
-    kept = [_with_flags(row, chosen.__contains__) for row in rows]
-    warnings = warned(kept, run.info, things=things)
+    shown_flags = {name for name, flag in FLAGS.items() if counts[name] > least[flag.severity]}
+    shown_rows = [_with_flags(row, shown_flags.__contains__) for row in rows]
+    warnings = warned(shown_rows, run.info, things=things)
     return [
         _Warning(warning.priority, section, warning.rows, warning.observation, bool(warning.remedy))
         for warning in warnings

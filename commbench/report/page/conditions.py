@@ -68,8 +68,8 @@ def _hosts(names: Sequence[str]) -> str:
 
 
 def _ranks(run: Run) -> str:
-    ranks, each = run.info.get("world_size"), run.info.get("ranks_per_node")
-    return f"{ranks}{f', {each} a host' if each else ''}" if ranks else ""
+    ranks, per_host = run.info.get("world_size"), run.info.get("ranks_per_node")
+    return f"{ranks}{f', {per_host} a host' if per_host else ''}" if ranks else ""
 
 
 def _network(run: Run) -> str:
@@ -78,8 +78,8 @@ def _network(run: Run) -> str:
     links = {link_of(run.info, transport) for transport in transports or [""]}
     rates = {str(link): link.rate_bps for link in links if link.rate_bps is not None}
     links_by_rate = sorted(rates, key=lambda name: (rates[name], name))
-    crossed = f"by {', '.join(transports[:MOST_NAMED])}{', …' if len(transports) > MOST_NAMED else ''}"
-    return ", ".join([*links_by_rate, *([crossed] if transports else [])])
+    transport_words = f"by {', '.join(transports[:MOST_NAMED])}{', …' if len(transports) > MOST_NAMED else ''}"
+    return ", ".join([*links_by_rate, *([transport_words] if transports else [])])
 
 
 def _software(environment: Any) -> str:  # noqa: ANN401 - JSON
@@ -291,10 +291,10 @@ def _unmeasured(run: Run) -> Iterable[tuple[str, Flagged]]:
             yield f"{training.workload}, {named_setting(training)}", training
 
 
-def _listed(whats: Iterable[str]) -> str:
+def _listed(texts: Iterable[str]) -> str:
     """Join distinct texts; of many, show the first and count the others."""
     most = 6
-    distinct = list(dict.fromkeys(whats))
+    distinct = list(dict.fromkeys(texts))
     more = [f"and {len(distinct) - most} more"] if len(distinct) > most else []
     return "; ".join(distinct[:most] + more)
 

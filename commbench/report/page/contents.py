@@ -103,7 +103,7 @@ _COLUMNS: list[Column[TrainingRow]] = [
 
 
 def prediction_tables(runs: Sequence[Run]) -> list[Table]:
-    """Predicted and measured steps of a tuning, the fastest prediction first."""
+    """Tabulate predicted and measured steps of a tuning, the fastest prediction first."""
     tables = []
     for run in runs:
         ranked = sorted(predictions(run), key=lambda row: row.predicted_step_ms or 0.0)
@@ -373,7 +373,7 @@ def _repeat(runs: Sequence[Run], *, beside: bool) -> Section:
 
 
 def _origin(run: Run, *, beside: bool) -> str:
-    """Seed, commit and directory of a run."""
+    """Return a sentence with the seed, commit and directory of a run."""
     seed, commit = run.info.get("seed"), run.info.get("git_commit")
     parts = [f"seed {seed}"] if seed is not None else []
     parts += [f"commbench at commit {commit}"] if commit else []

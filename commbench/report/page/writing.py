@@ -62,11 +62,11 @@ def check_writable(out: Path) -> None:
     Raises:
         InputError: it cannot be written.
     """
-    there = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
+    existing = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
     with _refusing(out):
-        if not there.is_dir():
+        if not existing.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if not os.access(there, os.W_OK | os.X_OK):
+        if not os.access(existing, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         _older(out / PAGE)
 
