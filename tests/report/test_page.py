@@ -229,7 +229,7 @@ def test_warnings_and_details_of_several_runs_name_their_run() -> None:
     assert {"monday: all_reduce of 1 MiB", "friday: all_reduce, the best of its 3 sizes"} <= set(details)
     slow = make_run(make_matrix(4, host_slowness=touching(2, 4.0)), path="results/slow", **make_hosts(4))
     even = make_run(make_matrix(4), path="results/even", **make_hosts(4))
-    assert "bad" == {finding.label: finding for finding in find_conclusion([even, slow])}["Slow ones"].tone
+    assert "bad" == {finding.label: finding for finding in find_conclusion([even, slow])}["Stragglers"].tone
 
 
 def test_the_network_is_the_same_whatever_case_came_first() -> None:

@@ -125,7 +125,7 @@ def _of_training(group: Group, energy_of: str, bars: Bars) -> Drawing:
         caption=sentences(
             f"Energy of one training step, of {counted_energy(energy_of)} (lower is better).",
             f"Least: {least} with {three_digits(joules)} J{share}.",
-            f"Shown are the {len(ranked)} most frugal of {len(bars)}." if len(bars) > len(ranked) else "",
+            f"Shown are the {len(ranked)} with the lowest energy of {len(bars)}." if len(bars) > len(ranked) else "",
         ),
         alt="Joules of a step: "
         + ", ".join(f"{name} {three_digits(row.energy_J or 0.0)}" for name, row in ranked.items()),

@@ -270,7 +270,7 @@ def _slow(run: Run) -> Iterable[Finding]:
         is_found = bool(straggler_findings(run).stragglers)
         text = sentence.removeprefix("Slow: ")
         yield Finding(
-            label="Slow ones",
+            label="Stragglers",
             texts=[text if is_found else _sentence(text)],  # a host name keeps its case
             tone="bad" if is_found else "",
             is_lead=is_found and not run.recommendation,

@@ -224,9 +224,9 @@ def _some(*tables: Table | None) -> list[Table]:
 def _compared(runs: Sequence[Run]) -> Section:
     """Return the runs of the page, and the conditions in which they differ."""
     differences = conditions.differences_table(runs)
-    sentence = "All conditions that the runs state are alike."
+    sentence = "All conditions that the runs state are equal."
     if differences is not None:
-        sentence = "The runs were taken under unlike conditions: these can explain a difference between them."
+        sentence = "The runs were measured under different conditions, which can explain a difference between them."
     return Section(
         name="runs",
         title="The runs and their conditions",
