@@ -94,10 +94,10 @@ def test_a_list_within_the_error_of_the_model_is_not_returned() -> None:
     """Return None if the model's calibration error exceeds the gain."""
     model = make_bursts()
     sharing = {"none": Sharing(contention=0.0)}
-    for error, found in ((0.0, True), (0.3, False)):
+    for error, is_returned in ((0.0, True), (0.3, False)):
         calibration = Calibration(likely=sharing, least=sharing, most=sharing, error=error)
         text = best_list(dataclasses.replace(model, calibration=calibration), CASE)
-        assert found == (text is not None)
+        assert is_returned == (text is not None)
 
 
 #: Twelve tensors of 1 MiB, each before a bias of 64 bytes, in bursts as those above.

@@ -32,7 +32,7 @@ def names(a: Any, b: Any, *, carriers: Collection[str] = ("mpi",)) -> tuple[list
 
 
 @pytest.mark.parametrize(
-    ("other", "unsound", "known"),
+    ("other", "unsound", "listed"),
     [
         (info(), [], []),
         (info({"hostname": "n2"}), ["hostname"], []),
@@ -52,12 +52,12 @@ def names(a: Any, b: Any, *, carriers: Collection[str] = ("mpi",)) -> tuple[list
         (info(ranks=[{"rank": 0, "cpus": [0]}]), [], []),
     ],
 )
-def test_each_condition_is_unsound_or_only_listed(other: Any, unsound: list[str], known: list[str] | None) -> None:
+def test_each_condition_is_unsound_or_only_listed(other: Any, unsound: list[str], listed: list[str] | None) -> None:
     """Separate differences that could explain a difference of times from harmless ones."""
     names_by_kind = names(info(), other)
     assert unsound == names_by_kind[0]
-    if known is not None:
-        assert known == names_by_kind[1]
+    if listed is not None:
+        assert listed == names_by_kind[1]
 
 
 def test_torch_counts_where_it_carries_the_training() -> None:

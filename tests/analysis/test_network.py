@@ -83,7 +83,7 @@ def test_repeated_cases_count_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "variant"),
     [
         ({"in_place": False}, "out of place"),
         ({"redop": "max"}, "reduction max"),
@@ -91,14 +91,14 @@ def test_repeated_cases_count_once() -> None:
         ({"redop": "max", "in_place": False, "loop": "python"}, "reduction max, out of place, python loop"),
     ],
 )
-def test_the_variant_nearest_to_ddp_counts(changes: dict[str, Any], said: str) -> None:
+def test_the_variant_nearest_to_ddp_counts(changes: dict[str, Any], variant: str) -> None:
     """Prefer the default sum in place; name another variant if only that was measured."""
     odd = sweep(make_case(**changes), factor=2)
     both = NetworkModel.fit([*odd, *sweep()])
     assert both.curves == NetworkModel.fit(sweep()).curves
     assert {} == both.variants
     alone = NetworkModel.fit([*odd, *sweep(sizes=SIZES[:2])])
-    assert {KEY: said} == alone.variants
+    assert {KEY: variant} == alone.variants
     assert alone.curves[KEY].time_us(KIB) == pytest.approx(2 * both.curves[KEY].time_us(KIB))
 
 

@@ -71,19 +71,21 @@ def test_bench_measures_collectives_where_nothing_can_be_trained_over_nccl(
 
 
 @pytest.mark.parametrize(
-    ("workload", "asked", "expected"),
+    ("workload", "requested", "expected"),
     [
         ("mlp", "auto", "nccl"),
         ("trace:resnet50", "auto", "gloo"),
         ("trace:resnet50", "nccl", "nccl"),
     ],
 )
-def test_traces_of_cpus_stay_there(monkeypatch: pytest.MonkeyPatch, workload: str, asked: str, expected: str) -> None:
+def test_traces_of_cpus_stay_there(
+    monkeypatch: pytest.MonkeyPatch, workload: str, requested: str, expected: str
+) -> None:
     """Replay a trace recorded on CPUs on CPUs, unless NCCL is named."""
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)
     monkeypatch.setattr("commbench.cli.request.missing_library", lambda _: None)
     monkeypatch.setattr("commbench.cli.request.try_device", lambda _: DeviceTrial(gpus=2))
-    backend, left_out = backend_at(Place(ranks=2, ranks_here=2), asked, workload)
+    backend, left_out = backend_at(Place(ranks=2, ranks_here=2), requested, workload)
     assert (expected, expected == "gloo") == (backend, bool(left_out))
 
 

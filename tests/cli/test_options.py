@@ -250,7 +250,7 @@ def test_gpus_say_how_many_ranks(
 
 
 @pytest.mark.parametrize(
-    ("asked", "gpus", "ranks_here", "expected"),
+    ("requested", "gpus", "ranks_here", "expected"),
     [
         ("auto", 0, 2, "gloo"),
         ("auto", 4, 4, "nccl"),
@@ -260,11 +260,11 @@ def test_gpus_say_how_many_ranks(
     ],
 )
 def test_training_is_on_gpus_where_each_rank_has_one(
-    monkeypatch: pytest.MonkeyPatch, asked: str, gpus: int, ranks_here: int | None, expected: str
+    monkeypatch: pytest.MonkeyPatch, requested: str, gpus: int, ranks_here: int | None, expected: str
 ) -> None:
     """Train on GPUs by default if each rank has its own; else report why not."""
     machine(monkeypatch, gpus)
-    backend, sentences = choose_training_backend(asked, ranks_here=ranks_here)
+    backend, sentences = choose_training_backend(requested, ranks_here=ranks_here)
     reason = "this trains over Gloo on CPUs. 5 ranks of a host would share 4 GPUs"
     assert expected == backend + ", though there are GPUs" * sum(reason in sentence for sentence in sentences)
 

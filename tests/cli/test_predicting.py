@@ -148,13 +148,13 @@ def test_intervals_are_called_what_they_are(predict: Predict, network: Path, tmp
     few = write_run(tmp_path / "few", training=training_of(STEPS), **info)
     several = write_run(tmp_path / "several", training=settings_of(STEPS), **info)
     single = write_run(tmp_path / "one", network_records((2,)), settings_of(STEPS), **info)
-    for runs, level, said in (
+    for runs, level, heading in (
         ((network, several), 0.95, "predicted ms [95 %]"),
         ((network, few), None, "intervals lack the error of steps"),
         ((single,), None, "No 95 % interval: with one number of ranks"),
     ):
         words = " ".join(predict(*runs, "--world-size", "8")[1].split())
-        assert said in words
+        assert heading in words
         assert (level is None) == ("predicted ms [interval]" in words)
         plain = json.loads(predict(*runs, "--world-size", "8", "--format", "json")[1])
         assert {level} == {row["level"] for name in ("steps", "break_evens") for row in plain[name]}

@@ -44,11 +44,11 @@ def test_there_are_suites() -> None:
 
 def test_a_person_s_own_file_is_a_suite(tmp_path: Path) -> None:
     """Load one sweep or a list from a file, named after it."""
-    one = load_suite(str(write(tmp_path / "mine.py", "from commbench import Sweep\nSUITE = Sweep(sizes='8')\n")))
+    suite = load_suite(str(write(tmp_path / "mine.py", "from commbench import Sweep\nSUITE = Sweep(sizes='8')\n")))
     two = load_suite(
         str(write(tmp_path / "two.py", "from commbench import Sweep\nSUITE = [Sweep(sizes=[8]), Sweep(sizes=[16])]\n"))
     )
-    assert ("mine", [(8,)]) == (one.name, [sweep.sizes for sweep in one.sweeps])
+    assert ("mine", [(8,)]) == (suite.name, [sweep.sizes for sweep in suite.sweeps])
     assert [[8], [16]] == [sweep.sizes for sweep in two.sweeps]
 
 

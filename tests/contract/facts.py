@@ -227,14 +227,14 @@ def is_words(path: str, value: Value) -> bool:
 # ---------------------------------------------------------------------------------------------------------- comparison
 
 
-def same(one: Value, other: Value) -> bool:
+def same(first: Value, other: Value) -> bool:
     """Return whether two values are equal: numbers, also in text, up to `TOLERANCE`."""
-    if one == other and isinstance(one, bool) == isinstance(other, bool):
+    if first == other and isinstance(first, bool) == isinstance(other, bool):
         return True
-    if any(isinstance(value, bool) or value is None for value in (one, other)):
+    if any(isinstance(value, bool) or value is None for value in (first, other)):
         return False
     try:
-        numbers = float(one), float(other)  # type: ignore[arg-type] # neither is None
+        numbers = float(first), float(other)  # type: ignore[arg-type] # neither is None
     except ValueError:
         return False
     return math.isclose(*numbers, rel_tol=TOLERANCE, abs_tol=0.0)

@@ -184,7 +184,7 @@ def slowed(slow_part: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("where", "field"),
+    ("slow_part", "field"),
     [
         ("forward", "forward_ms"),
         ("loss", "forward_ms"),
@@ -194,16 +194,16 @@ def slowed(slow_part: str) -> Any:
         ("clipping", None),
     ],
 )
-def test_time_is_noted_where_it_is_spent(where: str, field: str | None) -> None:
+def test_time_is_noted_where_it_is_spent(slow_part: str, field: str | None) -> None:
     """Attribute a pause to the part that contains it, or to none."""
-    trace = slowed(where)
+    trace = slowed(slow_part)
     times = {name: getattr(trace, name) for name in ("forward_ms", "backward_ms", "optimizer_ms")}
     if field is None:
         assert sum(times.values()) < 1e3 * PAUSE_S
     else:
         assert field == max(times, key=lambda name: times[name])
         assert times[field] >= 1e3 * PAUSE_S
-    if where == "backward":
+    if slow_part == "backward":
         ready = {parameter.name: parameter.ready_ms for parameter in trace.parameters}
         assert min(ready["0.weight"], ready["0.bias"]) - max(ready["4.weight"], ready["4.bias"]) > 0.9e3 * PAUSE_S
 

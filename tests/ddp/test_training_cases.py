@@ -53,7 +53,7 @@ def test_hooks_are_read(text: str, hook: str, density: float | None, options: st
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("gzip", "Unknown hook 'gzip'"),
         ("", "Unknown hook ''"),
@@ -74,11 +74,11 @@ def test_hooks_are_read(text: str, hook: str, density: float | None, options: st
         ("topk:0.01:values=a;b", "not understood"),
     ],
 )
-def test_bad_hooks_are_refused(text: str, said: str) -> None:
+def test_bad_hooks_are_refused(text: str, sentence: str) -> None:
     """Refuse a bad hook in one sentence."""
     with pytest.raises(InputError) as caught:
         parse_hook(text)
-    assert said in str(caught.value)
+    assert sentence in str(caught.value)
     assert str(caught.value).endswith(".")
 
 
@@ -265,7 +265,7 @@ def test_equal_bucket_sizes_are_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("axes", "said"),
+    ("axes", "sentence"),
     [
         ({"precisions": ("fp64",)}, "Unknown precision 'fp64'"),
         ({"backend": "mpi"}, "Unknown training backend 'mpi'"),
@@ -276,11 +276,11 @@ def test_equal_bucket_sizes_are_one() -> None:
         ({"world_sizes": (0,)}, "World size 0"),
     ],
 )
-def test_bad_axes_are_refused(axes: dict[str, Any], said: str) -> None:
+def test_bad_axes_are_refused(axes: dict[str, Any], sentence: str) -> None:
     """Refuse a bad sweep before anything starts."""
     with pytest.raises(InputError) as caught:
         TrainingSweep(**axes)
-    assert said in str(caught.value)
+    assert sentence in str(caught.value)
 
 
 def test_more_ranks_than_started_are_refused() -> None:

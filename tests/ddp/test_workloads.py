@@ -48,9 +48,9 @@ def first_batches(workload: Any, count: int = 3) -> list[Any]:
     return [tensor for batch in itertools.islice(workload.batches, count) for tensor in tensors(batch)]
 
 
-def equal(one: list[Any], other: list[Any]) -> bool:
+def equal(first: list[Any], second: list[Any]) -> bool:
     """Return whether two lists contain equal tensors."""
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def train(workload: Any, steps: int) -> list[float]:

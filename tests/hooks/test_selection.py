@@ -211,11 +211,11 @@ def test_nothing_is_lost_over_steps(value_dtype: Any) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", [0, 5000, N - 1])
-@pytest.mark.parametrize("where", ["gradient", "residual"])
-def test_values_that_are_not_finite_reach_all_ranks(where: str, position: int, bad: float) -> None:
+@pytest.mark.parametrize("place", ["gradient", "residual"])
+def test_values_that_are_not_finite_reach_all_ranks(place: str, position: int, bad: float) -> None:
     """Send NaN in valid slots and keep the residual, for either value type."""
     inputs: dict[str, Any] = {"gradient": make("gauss"), "residual": make("gauss", seed=1)}
-    inputs[where][position] = bad
+    inputs[place][position] = bad
     before, other = inputs["residual"].copy(), np.full(N, 3, dtype=np.float32)
     for value_dtype in VALUE_TYPES:
         selector = TopKSelector(N, 55, value_dtype=value_dtype)  # type: ignore[arg-type] # a str by its type only

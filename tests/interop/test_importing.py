@@ -135,7 +135,7 @@ def test_an_import_that_was_cut_short_goes_on(commbench: Commbench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         (["nothing.txt"], "nothing.txt cannot be read (No such file or directory)"),
         ([str(DATA)], "is a directory; name the files in it"),
@@ -148,10 +148,10 @@ def test_an_import_that_was_cut_short_goes_on(commbench: Commbench) -> None:
         ([str(DATA / "param.txt"), "--backend", "x"], "Unknown backend 'x'; choose from nccl, gloo, mpi"),
     ],
 )
-def test_bad_input_writes_nothing(commbench: Commbench, tmp_path: Path, words: list[str], said: str) -> None:
+def test_bad_input_writes_nothing(commbench: Commbench, tmp_path: Path, words: list[str], sentence: str) -> None:
     """Exit with 2 and one sentence, and write nothing."""
     code, out, err = commbench("import", *words, "--out", "theirs")
     assert (2, "") == (code, out)
-    assert said in err
+    assert sentence in err
     assert 1 == err.count("\n")
     assert [] == list(tmp_path.iterdir())

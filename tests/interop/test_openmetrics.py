@@ -238,9 +238,9 @@ def test_it_is_replaced_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("out", "said"), [("a.txt", "only names that end in .prom"), ("missing/a.prom", "cannot be used")]
+    ("out", "sentence"), [("a.txt", "only names that end in .prom"), ("missing/a.prom", "cannot be used")]
 )
-def test_a_place_that_will_not_do_is_refused(tmp_path: Path, out: str, said: str) -> None:
+def test_a_place_that_will_not_do_is_refused(tmp_path: Path, out: str, sentence: str) -> None:
     """Refuse a file name that the collector ignores, and a missing directory."""
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=sentence):
         write_openmetrics(make_run(make_launches(STEADY)), tmp_path / out)

@@ -434,7 +434,7 @@ def test_how_srun_speaks_to_mpi(
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("output", "expected"),
     [
         ("MCA plm: slurm (MCA v2.1.0)\n MCA plm: ssh", ()),
         ("MCA plm: ssh (MCA v2.1.0)", (("n0", 2), ("n1", 2))),
@@ -443,10 +443,10 @@ def test_how_srun_speaks_to_mpi(
     ids=["knows Slurm", "knows ssh only", "does not tell"],
 )
 def test_an_open_mpi_without_slurm_gets_the_nodes(
-    monkeypatch: pytest.MonkeyPatch, told: str, expected: tuple[Any, ...]
+    monkeypatch: pytest.MonkeyPatch, output: str, expected: tuple[Any, ...]
 ) -> None:
     """Pass the job's nodes to an mpirun that was built without Slurm."""
-    monkeypatch.setattr(slurm, "_output_of", lambda command: "n0\nn1\n" if command[0] == "scontrol" else told)
+    monkeypatch.setattr(slurm, "_output_of", lambda command: "n0\nn1\n" if command[0] == "scontrol" else output)
     assert expected == slurm.nodes_to_name("/x/mpirun", JOB)
     assert () == slurm.nodes_to_name("/x/mpirun", {**JOB, "SLURM_TASKS_PER_NODE": "4"})
     assert () == slurm.nodes_to_name("/x/mpirun", {})

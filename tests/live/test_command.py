@@ -374,7 +374,7 @@ def test_what_a_person_forwards_by_herself_stays(
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("arguments", "expected"),
     [
         ("-n 2", "-n 2"),
         ("--export=ALL", "--export=ALL"),
@@ -389,12 +389,12 @@ def test_srun_exports_both_variables(
     started: Started,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    given: str,
+    arguments: str,
     expected: str,
 ) -> None:
     """Extend a restrictive --export, and keep others."""
     add_program(monkeypatch, tmp_path, "srun", "slurm 24.05")
-    words, _ = started(["srun", *given.split(), "python", "train.py"])
+    words, _ = started(["srun", *arguments.split(), "python", "train.py"])
     assert ["srun", *expected.split(), "python", "train.py"] == words
 
 

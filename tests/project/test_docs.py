@@ -79,9 +79,9 @@ def test_figures_are_drawn_from_kept_runs(name: str) -> None:
     from matplotlib.image import imread
 
     generator = load_generator()
-    kept, drawn = imread(generator.FOLDER / name), imread(io.BytesIO(generator.draw(name)))
-    assert kept.shape == drawn.shape
-    assert abs(kept - drawn).mean() < 0.01, "run python docs/generate.py"
+    kept_drawing, drawn = imread(generator.FOLDER / name), imread(io.BytesIO(generator.draw(name)))
+    assert kept_drawing.shape == drawn.shape
+    assert abs(kept_drawing - drawn).mean() < 0.01, "run python docs/generate.py"
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)

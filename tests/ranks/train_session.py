@@ -107,11 +107,11 @@ def train(task: dict[str, Any], control: MpiControl) -> dict[str, Any]:
             launch=task["launch"],
         )
     vars(block)["make_hook"], block.Training.run_block = made, RUN_BLOCK
-    seen = gather_everywhere(control, [spy.seen.get(case.key, []) for case in cases])
+    observations = gather_everywhere(control, [spy.seen.get(case.key, []) for case in cases])
     by_key = {record.case.key: dataclasses.asdict(record) for record in records}
     return {
         "records": [by_key.get(case.key) for case in cases],
-        "seen": [[of_rank[i] for of_rank in seen] for i in range(len(cases))],
+        "seen": [[of_rank[i] for of_rank in observations] for i in range(len(cases))],
         "finished": finished,
         "begun": begun,
         "counters": [int(count) for count in progress.counters],

@@ -68,7 +68,7 @@ def test_no_advice_where_nothing_is_wrong_or_known(host: dict[str, Any], context
 
 
 @pytest.mark.parametrize(
-    ("host", "context", "seen", "advice"),
+    ("host", "context", "observation", "advice"),
     [
         (_good(governor="powersave"), {}, "governor is 'powersave'", "cpupower"),
         (_good(governor="performance,powersave"), {}, "'performance,powersave'", "cpupower"),
@@ -119,11 +119,11 @@ def test_no_advice_where_nothing_is_wrong_or_known(host: dict[str, Any], context
     ],
 )
 def test_advice_says_what_was_seen_and_what_to_try(
-    host: dict[str, Any], context: dict[str, Any], seen: str, advice: str
+    host: dict[str, Any], context: dict[str, Any], observation: str, advice: str
 ) -> None:
     """Give exactly one advice for one bad condition, with its number."""
     (single,) = advise(Conditions(host=host, **context))
-    assert seen in single.observation
+    assert observation in single.observation
     assert advice in single.remedy
     assert f"{single.observation}: {single.remedy}" == str(single)
 

@@ -115,17 +115,17 @@ def test_a_file_without_a_safe_setting_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("info", "said"),
+    ("info", "warning"),
     [
         ({"oversubscribed": True}, "more ranks than cores"),
         ({"environment": {"emulated": {"rate": "1gbit"}}}, "emulated"),
         ({"emulated": True}, "emulated"),
     ],
 )
-def test_warnings_are_listed(info: dict[str, Any], said: str) -> None:
+def test_warnings_are_listed(info: dict[str, Any], warning: str) -> None:
     """List the warnings in the paragraph."""
     records = [*sweep(five=16), *fresh((FIVE, 16))]
-    assert said in paragraph(decide(records, **info))
+    assert warning in paragraph(decide(records, **info))
     assert "Warnings" not in paragraph(decide(records))
 
 

@@ -82,15 +82,15 @@ def test_the_recommended_setting_is_ringed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "said"), [("keep", "nothing gained more than 2 %"), ("inconclusive", "too wide to decide")]
+    ("verdict", "sentence"), [("keep", "nothing gained more than 2 %"), ("inconclusive", "too wide to decide")]
 )
-def test_the_default_is_ringed_where_nothing_is_shown_to_be_faster(verdict: str, said: str) -> None:
+def test_the_default_is_ringed_where_nothing_is_shown_to_be_faster(verdict: str, sentence: str) -> None:
     """Ring the default if it is recommended."""
     run = training_run_of(sweep(), recommendation=recommendation_of(BEST, verdict=verdict))
     axes = painted(paint_lines, list(lines(run).values())).axes[0]
 
     assert [20.0] == [y for _, y in marked(axes, "chosen")]
-    assert said in bucket_figures([run])[0].caption
+    assert sentence in bucket_figures([run])[0].caption
 
 
 @pytest.mark.parametrize("info", [{"launches": 0}, {"launches": 2, "status": "partial", "first_look": 4}])
