@@ -193,7 +193,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
     for name in [arguments.only] if arguments.only else measurements:
         found[name] = measurements[name]()
         if dist.get_rank() == 0:  # each answer is kept if a later one is interrupted
-            write_facts(arguments.facts, "live_tuning", found)
+            arguments.facts.write_text(json.dumps(found), "utf-8")
     dist.barrier()
     os._exit(0)
 
@@ -207,8 +207,13 @@ def main(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
         options = ["--out", scratch, "--pairs", str(arguments.pairs), "--runs", str(arguments.runs)]
-        options += ["--facts", str(out.absolute() / FACTS), *(["--only", arguments.only] if arguments.only else [])]
-        subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        facts = Path(scratch, FACTS)
+        options += ["--facts", str(facts), *(["--only", arguments.only] if arguments.only else [])]
+        try:
+            subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        finally:
+            if facts.exists():
+                write_facts(out / FACTS, "live_tuning", json.loads(facts.read_text("utf-8")))
     return report(out)
 
 
