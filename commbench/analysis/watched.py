@@ -17,6 +17,8 @@ from commbench.results.info import RunInfo
 from commbench.stats import median
 from commbench.units import counted, three_digits
 
+#: The part of a step in which it waits for gradients.
+EXPOSED = "exposed communication of gradients"
 #: Ranks of which neither is the typical one.
 _PAIR = 2
 
@@ -46,7 +48,7 @@ def parts_of(record: TrainingRecord) -> list[Part]:
         **({"broadcast of buffers, as of BatchNorm": record.broadcast_ms} if record.broadcast_ms else {}),
         "forward pass, with the loss": record.forward_ms or 0.0,
         "backward pass, without exposed communication": (record.backward_ms or 0.0) - exposed_ms,
-        "exposed communication of gradients": exposed_ms,
+        EXPOSED: exposed_ms,
         "optimiser": record.optimizer_ms or 0.0,
     }
     parts_ms["other, such as loading data, logging, saving"] = max(0.0, step_ms - sum(parts_ms.values()))
@@ -58,6 +60,12 @@ def rank_times(record: TrainingRecord, info: RunInfo) -> list[RankTime]:
     hosts = {entry["rank"]: entry["host"] for entry in info.get("ranks", ())}
     medians_ms = np.median(np.asarray(record.computing_ms), axis=0).tolist()
     return [RankTime(rank, hosts.get(rank, ""), ms) for rank, ms in enumerate(medians_ms)]
+
+
+def watched_headline(record: TrainingRecord) -> str:
+    """Return the share of a watched step that hiding communication could save."""
+    exposed = next(part for part in parts_of(record) if part.name == EXPOSED)
+    return f"{100 * exposed.share:.0f} % of a step is {EXPOSED}."
 
 
 def watched_sentences(record: TrainingRecord, info: RunInfo) -> list[str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from commbench.analysis.prediction.links import limit_of
 from commbench.analysis.runs import all_rank_rows, straggler_findings
-from commbench.analysis.watched import watched_sentences
+from commbench.analysis.watched import watched_headline, watched_sentences
 from commbench.collectives.composed import MATRIX
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
@@ -249,11 +249,11 @@ def _settings(run: Run) -> Iterable[Finding]:
 
 
 def _watched(run: Run) -> Iterable[Finding]:
-    """Where the steps of a watched training go."""
+    """Return the share of exposed communication in a watched training, and where its steps go."""
     if is_watched(run.info) and run.training_records:
-        first, *others = watched_sentences(run.training_records[-1], run.info)
-        more = ("training", "The parts of a step, and each rank")
-        yield Finding(label="Steps", texts=[first], details=others, is_lead=True, more=more)
+        record = run.training_records[-1]
+        details, more = watched_sentences(record, run.info), ("training", "The parts of a step, and each rank")
+        yield Finding(label="Steps", texts=[watched_headline(record)], details=details, is_lead=True, more=more)
 
 
 def _details(advice: Recommendation) -> list[str]:
