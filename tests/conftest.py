@@ -24,6 +24,7 @@ from launching import NO_OFI, RANKS, RunRanks, serve_forks
 from launching import mpirun as open_mpirun
 
 from commbench.launch.launchers import MpirunLauncher
+from commbench.system import process
 
 # Thousands of tests are objects that stay: looking through them for garbage as often as usual takes a sixth of the
 # collection.
@@ -85,6 +86,14 @@ def _hears_signals() -> None:
     """Restore signals that background jobs and nohup ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _is_undisturbed() -> Iterator[None]:
+    """Report no disturbance to ranks in the test process: they share its CPUs, and would repeat visits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "waiting_s", lambda: (0.0, 0.0))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ from commbench.engine.timing.clocks import is_close
 from commbench.engine.timing.loops import Timer
 from commbench.engine.visits import DISTURBED_SHARE, are_many_late, extended
 from commbench.errors import Reason, UnsupportedError
-from commbench.system.process import waiting_s
+from commbench.system import process
 
 #: Pairs that the reason of a wrong matrix names.
 NAMED_PAIRS = 3
@@ -238,11 +238,11 @@ class Disturbance:
 
     def __init__(self, *, counts_delay: bool) -> None:
         self._counts_delay = counts_delay
-        self._begun, (self._delay_s, self._stolen_s) = time.perf_counter(), waiting_s()
+        self._begun, (self._delay_s, self._stolen_s) = time.perf_counter(), process.waiting_s()
 
     def share(self) -> float:
         """Return the share so far."""
-        lasted_s, (delay_s, stolen_s) = time.perf_counter() - self._begun, waiting_s()
+        lasted_s, (delay_s, stolen_s) = time.perf_counter() - self._begun, process.waiting_s()
         waited_s = delay_s - self._delay_s if self._counts_delay else 0.0
         return max(waited_s, stolen_s - self._stolen_s) / max(lasted_s, 1e-9)
 

@@ -25,6 +25,7 @@ from commbench.engine.visits import (
 from commbench.stats import StoppingRule
 from commbench.stats.budgets import BUDGETS
 from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS
+from commbench.system import process
 from commbench.system.process import waiting_s
 
 QUICK = BUDGETS["quick"]
@@ -167,7 +168,7 @@ def test_waiting_for_a_cpu_is_no_disturbance_where_ranks_share_cpus(
 ) -> None:
     """Count the time of other guests in any case, and waiting only where a rank has a CPU of its own."""
     readings = itertools.count()
-    monkeypatch.setattr(MODULE, "waiting_s", lambda: (delay_s * (number := next(readings)), stolen_s * number))
+    monkeypatch.setattr(process, "waiting_s", lambda: (delay_s * (number := next(readings)), stolen_s * number))
     own, shared = MODULE.Disturbance(counts_delay=True), MODULE.Disturbance(counts_delay=False)
     assert own.share() > 1
     assert (stolen_s > 0) == (shared.share() > 1)
