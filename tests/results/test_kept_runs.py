@@ -192,6 +192,18 @@ def test_figures_of_patterns() -> None:
     assert f"{mpi[0]:.0f} ms flat against {mpi[1]:.0f} ms" in text
 
 
+def test_figures_of_what_live_tuning_costs() -> None:
+    """State the ratios of the check of live tuning with their intervals, and its verdicts on equal settings."""
+    costs = json.loads((RESULTS / "live_tuning_xeon2core_20261123" / "live_tuning.json").read_text())
+    text = page("docs/tune-your-training.md")
+    for question in ("after", "while", "watching"):
+        low, high = costs[question]["interval"]
+        assert f"| {costs[question]['ratio']:.3f} [{low:.3f}, {high:.3f}] |" in text
+    verdicts = costs["equal"]["verdicts"]
+    assert "change" not in verdicts
+    assert f"Of {len(verdicts)} tunings among twelve equal settings, of 600 steps at most, none ended" in text
+
+
 def test_figures_of_selection() -> None:
     """State the gain over torch.topk and the cost in additions from the kept check."""
     with (RESULTS / "selection_xeon2core_20261121" / "selection.csv").open() as file:
