@@ -125,7 +125,10 @@ def extended(record: Record, visit: Record) -> Record:
     if visit.status != "ok" or record.status != "ok":
         return replace(visit, visit=0)
     lengths = [len(record.times_us), len(visit.times_us)]
-    joined = _join_times(record, visit, lengths)
+    joined = record
+    if lengths[1]:  # else every repetition started late
+        groups = tuple(_join_times(*pair, lengths) for pair in zip(record.groups, visit.groups, strict=True))
+        joined = replace(_join_times(record, visit, lengths), groups=groups)
     late = record.late_discarded + visit.late_discarded
     judged = {"bimodal": is_bimodal(joined.times_us), "late": are_many_late(late, sum(lengths))}
     kept = [flag for flag in (*record.flags, *visit.flags) if flag not in _JUDGED]
@@ -139,7 +142,6 @@ def extended(record: Record, visit: Record) -> Record:
         visit=0,
         visit_lengths=[*record.visit_lengths, *visit.visit_lengths],
         late_discarded=late,
-        groups=tuple(_join_times(*pair, lengths) for pair in zip(record.groups, visit.groups, strict=True)),
         clocks=_join_clocks(record.clocks, visit.clocks),
         flags=tuple(dict.fromkeys([*kept, *raised_flags(judged)])),
     )
