@@ -32,7 +32,8 @@ class Flag:
     warning: str = ""
     """The predicate of "3 of 10 rows ..."; by default it states name and meaning."""
     brief: str = ""
-    """A clause beside a single figure whose interval does not show the effect; ``{overhead}`` is its share of time."""
+    """A clause beside a single figure whose interval does not show the effect; ``{overhead}`` is its share of time,
+    ``{and_framework}`` names torch's call where an older run counts it."""
     severity: Severity = "low"
     priority: int = 0
     """Position among the flags of a report's first screen, 1 first; 0 for low severity."""
@@ -142,8 +143,8 @@ FLAGS: Mapping[str, Flag] = {
         Flag(
             name="harness",
             mark="h",
-            meaning=f"{OVERHEAD} (harness_us) is more than 5 % of the time",
-            brief=f"{{overhead}} is {OVERHEAD}",
+            meaning=f"{OVERHEAD} (harness_us), in older Gloo rows with torch's call, is more than 5 % of the time",
+            brief=f"{{overhead}} is {OVERHEAD}{{and_framework}}",
             severity="medium",
             priority=13,
         ),

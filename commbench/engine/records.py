@@ -425,7 +425,9 @@ class Row:
     algbw_GBps: float | None = column("message_bytes over time_us, GB = 1e9 bytes")  # noqa: N815 - a unit
     busbw_GBps: float | None = column("algbw times nccl-tests' factor")  # noqa: N815 - a unit
     wrong: int | None = column("wrong elements found")
-    harness_us: float | None = column(f"{OVERHEAD}, per operation; never subtracted")
+    harness_us: float | None = column(
+        f"{OVERHEAD}, per operation; never subtracted; in older Gloo rows, without framework_us, with torch's call"
+    )
     framework_us: float | None = column(
         "what torch adds to a call: 8-byte all_reduce of one rank, less harness_us; empty without torch or with events"
     )

@@ -112,7 +112,7 @@ def _flag_sentences(shown: Mapping[str, Row]) -> list[str]:
     """Return one sentence for each backend whose shown row has flags."""
     briefs = {
         name: [
-            flag.brief.format(overhead=_share(row.harness_us, row.time_us))
+            flag.brief.format(overhead=_share(row.harness_us, row.time_us), and_framework=_and_framework(row))
             for flag in split_flags(row.flags)
             if flag.brief
         ]
@@ -120,6 +120,12 @@ def _flag_sentences(shown: Mapping[str, Row]) -> list[str]:
     }
     clauses = [f"{name}: {', '.join(texts)}" for name, texts in briefs.items() if texts]
     return [f"{'; '.join(clauses)}."] if clauses else []
+
+
+def _and_framework(row: Row) -> str:
+    """Return what ``harness_us`` contains besides the loop: earlier versions timed it around torch's call."""
+    is_older = row.framework_us is None and row.loop == "python" and row.library.startswith("torch ")
+    return " and torch's call" if is_older else ""
 
 
 def latencies(run: Run) -> Iterable[Finding]:
