@@ -452,9 +452,10 @@ def _conditions(prepared: Prepared | PreparedMatrix, timer: Timer) -> dict[str, 
 
 def _with_samples(record: Record, samples: Samples, session: Session, stopwatch: Stopwatch) -> Record:
     """Return the record with the samples and the flags that follow from them."""
-    seconds = {"measuring_s": round(stopwatch.measuring_s, 6), "other_s": round(stopwatch.other_s, 6)}
+    measuring_s, other_s = round(stopwatch.measuring_s, 6), round(stopwatch.other_s, 6)
+    record = replace(record, measuring_s=measuring_s, other_s=other_s)
     if not samples.valid and record.visit > 1:  # the other visits stand for the launch
-        return replace(record, visit_lengths=(0,), late_discarded=samples.late, **seconds)
+        return replace(record, visit_lengths=(0,), late_discarded=samples.late)
     if not samples.valid:
         return without_result(replace(record, late_discarded=samples.late), "failed", _reason_without_times(record))
     per = _operations(record)
@@ -471,7 +472,6 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
         visit_lengths=(samples.valid,),
         late_discarded=samples.late,
         flags=(*record.flags, *raised_flags(conditions), *samples.flags(per)),
-        **seconds,
     )
 
 
