@@ -21,6 +21,8 @@ MEDIAN_FACTOR = math.pi / 2
 _QUARTILES = 2 * NormalDist().inv_cdf(0.75)
 #: Fewest visits and fewest repetitions of each that a plan asks for.
 FEWEST_VISITS, FEWEST_REPETITIONS = 4, 3
+#: Share of a case's time slice that planned visits may take.
+VISITING_SHARE = 0.5
 _NORMAL_975 = NormalDist().inv_cdf(0.975)
 
 
@@ -77,7 +79,7 @@ def plan_visits(
 
     Repetitions follow from costs and components: the square root of (visit cost / repetition cost) times (variance of a
     repetition / variance between visits); Kalibera and Jones, section 6. Visits follow from the budget's half-width,
-    within its time slice.
+    within `VISITING_SHARE` of its time slice.
 
     Args:
         components: of the first launch.
@@ -86,13 +88,14 @@ def plan_visits(
         repetition_s: cost of a repetition, synchronisation included.
         most_repetitions: of a visit.
     """
+    slice_s = VISITING_SHARE * budget.slice_s
     between, within = (components.visit or 0.0) ** 2, MEDIAN_FACTOR * components.repetition**2
     best = math.sqrt(visit_s / repetition_s * within / between) if between and repetition_s else math.inf
-    affordable = budget.slice_s / FEWEST_VISITS - visit_s
+    affordable = slice_s / FEWEST_VISITS - visit_s
     longest = affordable / repetition_s if repetition_s else math.inf
     repetitions = int(max(FEWEST_REPETITIONS, min(best, longest, most_repetitions)))
     variance = MEDIAN_FACTOR * (between + within / repetitions)
     wanted = math.ceil(variance * (_NORMAL_975 / budget.relative_half_width) ** 2)
-    fitting = int(budget.slice_s / (visit_s + repetitions * repetition_s)) if repetition_s else budget.visits
+    fitting = int(slice_s / (visit_s + repetitions * repetition_s)) if repetition_s else budget.visits
     visits = max(min(FEWEST_VISITS, budget.visits), min(wanted, fitting, budget.visits))
     return VisitPlan(visits=visits, repetitions=repetitions)
