@@ -135,7 +135,7 @@ class Measurement:
             calls = sampler.warm_up(fixed and replace(fixed, batch=max(1, fixed.batch // together)))
             self._calls_batch = calls.batch
             settled = self.settings = replace(calls, batch=calls.batch * together)
-            self._repeatable = settled.visits // 2
+            self._repeatable = settled.visits // 4
             before = session.read_clock(communicator)  # after warm-up: the clock of an idle GPU is low
             samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
             after = session.read_clock(communicator)

@@ -29,7 +29,7 @@ MOST_WARMUPS, WARMUP_S = 20, 0.001
 #: Above this share of late starts a record is flagged.
 FLAGGED_LATE = 0.2
 #: A visit is disturbed if a rank waited longer than this share of it for a CPU, or if other guests had CPUs so long.
-DISTURBED_SHARE = 0.1
+DISTURBED_SHARE = 0.25
 #: Flags that are determined again when a visit is added.
 _JUDGED = frozenset({"bimodal", "unsteady", "late"})
 

@@ -170,7 +170,7 @@ class _Duty:
         )
         budget, settings = self.plan.budget, [planned.fixed for planned in self.plan.cases]
         rounds = rounds_of_launch(settings, budget)
-        more_rounds = rounds // 2  # for visits that are repeated
+        more_rounds = rounds // 4  # for visits that are repeated
         measurements: dict[int, Measurement] = {}
         order = list(range(len(self.plan.cases)))
         for round_number in range(rounds + more_rounds):

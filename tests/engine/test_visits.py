@@ -157,11 +157,11 @@ def test_a_disturbed_visit_is_repeated_and_counted(monkeypatch: pytest.MonkeyPat
     assert sum(record.visit_lengths) == len(record.times_us)
 
 
-def test_visits_are_repeated_at_most_half_as_often_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visits_are_repeated_at_most_a_quarter_as_often_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Go on with the planned number of visits where all are disturbed."""
     monkeypatch.setattr(MODULE.Disturbance, "share", lambda _: 1.0)
     (record,) = FakeRun(visits=24).launch([fake_case()])
-    assert (PILOT_VISITS // 2, PILOT_VISITS) == (record.disturbed, len(record.visit_lengths))
+    assert (PILOT_VISITS // 4, PILOT_VISITS) == (record.disturbed, len(record.visit_lengths))
 
 
 @pytest.mark.parametrize(("delay_s", "stolen_s"), [(60.0, 0.0), (0.0, 60.0)])
