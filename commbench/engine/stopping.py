@@ -66,8 +66,6 @@ class Sampler:
     _begun: float = field(default=0.0, init=False)
     _ends: float = field(default=0.0, init=False)
     """When the repetitions of this visit have had their time."""
-    _slack_ns: int = field(default=0, init=False)
-    """The start's slack after this case's last visit."""
     _share_s: float = field(default=0.0, init=False)
     _pace_s: float = field(default=math.inf, init=False)
     """Time of one repetition and its synchronisation, from the last chunk."""
@@ -118,7 +116,7 @@ class Sampler:
         if is_first:
             self._share_s = (self.slice_s - self._elapsed()) / settings.visits
         else:
-            self.timer.sync.plan.slack_ns = self._slack_ns
+            self.timer.sync.plan.reset()  # a wide slack tolerates late starts
             self._run(self._visit_warmups(settings), 1)
         self._ends = time.perf_counter() + self._share_s
 
@@ -140,7 +138,6 @@ class Sampler:
             gathered = self.control.gather(self.timer.run(self.calls, step.repetitions, batch))
             step = self._agree(self._next_step(samples, gathered, step, batch))
         self.repeating_s += time.perf_counter() - begun
-        self._slack_ns = self.timer.sync.plan.slack_ns
         return samples if self.control.rank == 0 else None
 
     def repeat_for(self, seconds: float, batch: int) -> None:

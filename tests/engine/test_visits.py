@@ -203,3 +203,19 @@ def test_the_cost_of_a_visit_that_only_started_late_is_not_negative(monkeypatch:
     (late,) = (visit for visit in visits if not sum(visit.visit_lengths))
     assert late.revisiting_s >= 0
     assert 5 == record.late_discarded
+
+
+def test_each_visit_begins_with_the_calibrated_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tolerate no later start in a visit because an earlier one had late starts."""
+    collect, seen = Sampler.collect, []
+
+    def collect_and_widen(self: Sampler, samples: Samples, batch: int) -> Samples | None:
+        plan = self.timer.sync.plan
+        seen.append(plan.slack_ns - plan.least_ns)
+        collected = collect(self, samples, batch)
+        plan.widen()
+        return collected
+
+    monkeypatch.setattr(Sampler, "collect", collect_and_widen)
+    FakeRun(visits=24, ranks=1).launch([fake_case("barrier")])
+    assert [0] * PILOT_VISITS == seen

@@ -57,12 +57,12 @@ class SyncPlan:
     slack_ns: int = MINIMUM_SLACK_NS
     yielding: bool = False
     least_ns: int = MINIMUM_SLACK_NS
-    """The calibrated slack, with which every case begins."""
+    """The calibrated slack, with which every visit begins."""
     clock: GlobalClock = field(default_factory=GlobalClock)
     """The clock of instants and stamps."""
 
     def reset(self) -> None:
-        """Restore the calibrated slack, so that one case does not slow down the next."""
+        """Restore the calibrated slack, so that one visit does not slow down the next."""
         self.slack_ns = self.least_ns
 
     def widen(self) -> None:
