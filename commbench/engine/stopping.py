@@ -19,8 +19,9 @@ from commbench.stats import StoppingRule, warmup_count
 
 WARMUP_WINDOW = 20
 WARMUP_CAP = 300
-#: Share of a case's time slice that warm-up may take.
-WARMUP_SHARE = 0.3
+#: Share of a case's time slice that warm-up may take with one visit a launch, and before the first of several: the
+#: median over visits depends little on the first.
+WARMUP_SHARE, FIRST_WARMUP_SHARE = 0.3, 0.1
 #: Shortest total time of the repetitions, in seconds. Consecutive repetitions are correlated: 30 within 0.3 ms may
 #: agree to 5 % while the launch is half as fast a millisecond later.
 SPAN_S = 0.005
@@ -201,17 +202,22 @@ class Sampler:
 
     def _guesses(self, first_ns: float) -> int:
         """Return the operations for the first estimate, the same on all ranks: one if the first was long."""
-        affordable = GUESS_OPERATIONS * first_ns < WARMUP_SHARE * self.slice_s * 1e9
+        affordable = GUESS_OPERATIONS * first_ns < self._warm_up_s * 1e9
         return self.control.broadcast(GUESS_OPERATIONS if affordable else 1)
 
     def _window(self, typical_ns: float) -> int:
         """Return the window of warm-up detection, the same on all ranks: 20, or fewer for long operations."""
-        affordable = int(WARMUP_SHARE * self.slice_s * 1e9 / (2 * max(typical_ns, 1.0)))
+        affordable = int(self._warm_up_s * 1e9 / (2 * max(typical_ns, 1.0)))
         return self.control.broadcast(max(0, min(WARMUP_WINDOW, affordable)))
+
+    @property
+    def _warm_up_s(self) -> float:
+        """The longest time of the warm-up before the first visit."""
+        return self.slice_s * (FIRST_WARMUP_SHARE if self.most_visits > 1 else WARMUP_SHARE)
 
     def _is_warm_up_over(self, times: Sequence[int]) -> bool:
         """Return whether warm-up has used its share of repetitions or of time."""
-        return len(times) >= WARMUP_CAP or self._elapsed() > WARMUP_SHARE * self.slice_s
+        return len(times) >= WARMUP_CAP or self._elapsed() > self._warm_up_s
 
     def _first_chunk(self, batch: int) -> int:
         """Return the repetitions of the first chunk: the rule's minimum, or fewer if time is short."""

@@ -22,7 +22,7 @@ _QUARTILES = 2 * NormalDist().inv_cdf(0.75)
 #: Fewest visits and fewest repetitions of each that a plan asks for.
 FEWEST_VISITS, FEWEST_REPETITIONS = 4, 3
 #: Share of a case's time slice that planned visits may take.
-VISITING_SHARE = 0.5
+VISITING_SHARE = 0.7
 _NORMAL_975 = NormalDist().inv_cdf(0.975)
 
 
