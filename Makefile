@@ -84,21 +84,22 @@ bench: $(RUNTIME) ## Measure this machine, or the hosts in HOSTFILE; print the t
 
 # The tests of a file run in one process, which shares their fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
-FAST := not slow and not mpi and not lab and not slurm and not gpu
+TOGETHER := not slow and not mpi and not lab and not slurm and not gpu
+FAST := $(TOGETHER) and not ranks
 # These tests occupy the machine: one runs at a time.
 EXCLUSIVE := not slow and (mpi or lab or slurm or gpu)
 # pytest ends with 5 if ARGS select no test.
 OR_NONE := || [ $$? -eq 5 ]
 
 test: $(DEV) ## Run all tests that are not slow: several at a time, then those that start ranks one by one.
-	$(PYTEST) -m '$(FAST)' $(ARGS) $(OR_NONE)
+	$(PYTEST) -m '$(TOGETHER)' $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m '$(EXCLUSIVE)' $(ARGS) $(OR_NONE)
 
 test-fast: $(DEV) ## Run the tests that need no ranks, no emulated cluster and no Slurm.
 	$(PYTEST) -m '$(FAST)' $(ARGS)
 
 test-all: $(DEV) ## Run all tests with all simulations and new random examples, the slow tests one at a time.
-	$(PYTEST) -m '$(FAST)' --thorough $(ARGS) $(OR_NONE)
+	$(PYTEST) -m '$(TOGETHER)' --thorough $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m '$(EXCLUSIVE)' --thorough $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m slow --thorough $(ARGS)
 

@@ -72,8 +72,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Skip marked tests that this machine cannot run, with the reason."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: Sequence[pytest.Function]) -> None:
+    """Mark tests that start ranks as forks; skip marked tests that this machine cannot run, with the reason."""
+    for item in items:
+        if "forked_python" in item.fixturenames:
+            item.add_marker("ranks")
     for marker, (is_there, reason) in NEEDS.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
         if marked and not is_there():

@@ -285,6 +285,7 @@ def by_pattern(records: Any) -> dict[str, Any]:
 
 @pytest.mark.lab
 @pytest.mark.mpi
+@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 @pytest.mark.timeout(180)
 def test_a_hierarchy_spares_the_link_between_hosts(tmp_path: Path) -> None:

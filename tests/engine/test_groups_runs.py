@@ -100,7 +100,8 @@ def shaped(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("backend", [pytest.param("mpi", marks=pytest.mark.slow), "gloo"])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str) -> None:
     """Measure groups within a host as much faster than those across, which share the link."""
     rows = [row for row in rows_of(shaped) if row["backend"] == backend]
@@ -118,6 +119,7 @@ def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str)
 
 
 @pytest.mark.lab
+@pytest.mark.slow
 def test_transports_are_those_of_each_group(shaped: Path) -> None:
     """Record shared memory or loopback within a host, and TCP between hosts."""
     transports = {(row["backend"], row["pattern"]): row["transport"] for row in rows_of(shaped)}

@@ -24,7 +24,8 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.lab
 @pytest.mark.mpi
-@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_a_host_that_loses_its_network_is_named(tmp_path: Path, backend: str) -> None:
     """End in time, leave no process, keep the measurements, and resume when the network is back."""
     out = tmp_path / "run"

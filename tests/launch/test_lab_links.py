@@ -13,6 +13,7 @@ def fills(rate: float, link: float) -> bool:
     return 0.75 < rate / link <= 1.0
 
 
+@pytest.mark.slow
 def test_links_have_the_rate_in_each_direction() -> None:
     """Limit each direction of a link to 200 Mbit/s over two flows; allow more without a rate."""
     for flows in rates("host0:host1 host0:host2", "host1:host0 host2:host0", hosts=3, rate="200mbit"):

@@ -182,9 +182,10 @@ def test_a_killed_rank_is_named_and_the_job_resumes(
     check_resumed(cluster, out, *arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code"),
-    [(("--signal=TERM", "--batch"), 143), pytest.param((), None, marks=pytest.mark.slow)],
+    [(("--signal=TERM", "--batch"), 143), ((), None)],
     ids=["as before the time limit", "scancel"],
 )
 def test_a_job_that_is_ended_is_kept_and_resumes(
