@@ -99,7 +99,7 @@ def _print_collectives(run_: Run, console: Console) -> None:
         console.print(render_overheads(overheads_of_torch))
     for part in render_matrices(run_.matrices, straggler_findings(run_)):
         console.print(part)
-    if sentence := precision_of(run_.rows, run_.info):
+    for sentence in precision_of(run_.rows, run_.info, run_.divided.states):
         console.print(sentence, markup=False)
     for warning in warnings_for(run_.rows, run_.info):
         console.print(f"! {warning}", markup=False)

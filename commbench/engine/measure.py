@@ -21,6 +21,7 @@ from commbench.engine.flags import raised_flags
 from commbench.engine.gpu_clocks import Reading, clocks_between
 from commbench.engine.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
 from commbench.engine.overlap import measure_overlap, probe_us
+from commbench.engine.probe import probe_of
 from commbench.engine.records import FixedSettings, Overlap, PairTimes, Record, without_result
 from commbench.engine.samples import Samples, elements_wrong, join_transports, timed_groups, wrong_record
 from commbench.engine.session import Session
@@ -99,6 +100,15 @@ class Measurement:
 
     def visit(self) -> Record | None:
         """Measure the case once more; collective; return the record of this visit on rank 0, None elsewhere."""
+        probe = None if self.case.pattern == MATRIX else probe_of(self._communicator, self.session)
+        if probe is None:
+            return self._visit()
+        before_us = probe.time_us()
+        record = self._visit()
+        after_us = probe.time_us()
+        return record and replace(record, probes_us=(round(before_us, 4), round(after_us, 4)))
+
+    def _visit(self) -> Record | None:
         stopwatch = Stopwatch()
         session = self.session
         session.refresh_clock()

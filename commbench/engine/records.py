@@ -210,6 +210,8 @@ class Record:
     """Number of the visit within the launch, from 1, if the record holds one visit; 0: it holds the whole launch."""
     visit_lengths: Sequence[int] = ()
     """Valid repetitions of each visit, in order; empty: one visit."""
+    probes_us: Sequence[float] = ()
+    """The probe's time before and after each visit, two for each; empty without a probe."""
     disturbed: int = 0
     """Visits that were repeated because the kernel's counters showed a disturbance; 1 in the line of such a visit."""
     warmups: int = 0
@@ -409,6 +411,8 @@ class Row:
     launches: int | None = column("launches behind the row")
     visits: int | None = column("separate stretches of time in which a launch measured the case; their median")
     disturbed: int | None = column("visits repeated because a rank had waited for a CPU, all launches together")
+    state: str = column("state of the machine in the visits of this row, fast or slow; empty where it had one", "")
+    state_share: float | None = column("share of the case's visits in that state")
     repetitions: int | None = column("valid repetitions, all launches together")
     late_discarded: int | None = column("repetitions dropped for a late start, or because a GPU waited for its host")
     time_us: float | None = column(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from commbench.errors import UnsupportedError
 from commbench.stats import StoppingRule
 from commbench.stats.budgets import Budget
 from commbench.system.clock import timer_tick_s
+
+if TYPE_CHECKING:
+    from commbench.engine.probe import Probe
 
 OVERHEAD_REPETITIONS = 100
 
@@ -58,6 +61,8 @@ class Session:
     """Returns the clock of a GPU by PCI address."""
     kept_bytes: int = 0
     """Bytes of buffers that cases keep between their visits, the same on all ranks."""
+    probes: dict[str, Probe | None] = field(default_factory=dict)
+    """The probe of each backend that has measured."""
     _gpus: dict[str, GpuClocks | None] = field(default_factory=dict)
     _caches: dict[str, int] = field(default_factory=dict)
     _timers: dict[tuple[str, str, str], Timer] = field(default_factory=dict)

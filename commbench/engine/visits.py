@@ -141,6 +141,7 @@ def extended(record: Record, visit: Record) -> Record:
         **seconds,
         visit=0,
         visit_lengths=[*record.visit_lengths, *visit.visit_lengths],
+        probes_us=[*record.probes_us, *visit.probes_us],
         late_discarded=late,
         clocks=_join_clocks(record.clocks, visit.clocks),
         flags=tuple(dict.fromkeys([*kept, *raised_flags(judged)])),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.stragglers import find_stragglers
 from commbench.engine.records import Row
-from commbench.results import Run, Store
+from commbench.results import Store
 from commbench.results.files import BUCKETS, DDP, MODEL, OVERLAP, PAIRS, PREDICTIONS, SUMMARY, encode
 from commbench.results.info import of_interconnect
-from commbench.results.record_types import collective_records
+from commbench.results.reading import make_run
 from commbench.results.summary import variance_components
 from commbench.results.tables import table_csv, table_of
 from commbench.tuner.predictions import PredictionRow, prediction_rows
@@ -24,8 +24,7 @@ def write_tables(store: Store) -> list[Row]:
     Raises:
         LaunchError: one could not be written; the old file is unharmed.
     """
-    records = collective_records(store.records)
-    run = Run(path=store.path, info=store.info, records=records, training_records=store.training_records)
+    run = make_run(store.path, store.info, store.records)
     predictions = prediction_rows(run.records, run.training_records, run.info)
     model = NetworkModel.fit(of_interconnect(run.records, run.info))
     texts = {}
@@ -43,6 +42,8 @@ def write_tables(store: Store) -> list[Row]:
     if predictions:
         texts[PREDICTIONS] = table_csv(table_of(PredictionRow, predictions))
     store.write_files(texts)
+    if run.divided.states or store.info.get("states"):
+        store.update(states=run.divided.states)
     if components := variance_components(run.records):
         store.update(components=components)
     if findings := find_stragglers(run.matrices, run.records, run.info).to_json():

@@ -33,7 +33,7 @@ from commbench.report.columns import (
 )
 from commbench.report.formats import launches_of, microseconds, percent, short, time_with_interval, with_interval
 from commbench.report.groups import MOST_SHOWN, brief, chosen, groups_in, name_groups, name_slowest, rates_together
-from commbench.results.info import RunInfo, measures_interconnect
+from commbench.results.info import MachineStates, RunInfo, measures_interconnect
 from commbench.results.overhead import Overhead
 from commbench.results.tables import rows_by
 from commbench.stats import median
@@ -289,10 +289,11 @@ def legend(rows: Sequence[Flagged]) -> list[RenderableType]:
 # ---------------------------------------------------------------------------------------- precision and warnings
 
 
-def precision_of(rows: Iterable[Row], info: RunInfo) -> str:
-    """Return how many rows of each backend have an interval within the target, with the median half-width.
+def precision_of(rows: Iterable[Row], info: RunInfo, states: Mapping[str, MachineStates]) -> list[str]:
+    """Return sentences on what to expect of the intervals; none without intervals.
 
-    Empty without intervals.
+    They state how many rows of each backend have an interval within the target, with the median half-width, and in
+    which state of the machine rows were measured if there were two.
     """
     target = float(info.get("relative_half_width") or BUDGETS["quick"].relative_half_width)
     widths: dict[str, list[float]] = {}
@@ -305,7 +306,15 @@ def precision_of(rows: Iterable[Row], info: RunInfo) -> str:
         f"(median {100 * median(of_backend):.2g} %)"
         for backend, of_backend in widths.items()
     ]
-    return f"Intervals within {100 * target:g} % either way: {', '.join(parts)}." if parts else ""
+    sentences = [f"Intervals within {100 * target:g} % either way: {', '.join(parts)}."] if parts else []
+    for backend, levels in states.items():
+        ratio = levels["slow_us"] / levels["fast_us"]
+        sentences.append(
+            f"The machine was in two states: over {backend} {100 * levels['fast_share']:.0f} % of visits met the fast "
+            f"one; in the slow one the probe took {ratio:.2f} times as long. The table shows the fast state, "
+            "collectives.csv both."
+        )
+    return sentences
 
 
 class Things(NamedTuple):

@@ -77,6 +77,19 @@ class Energy(TypedDict):
     missing: Mapping[str, str]
 
 
+class MachineStates(TypedDict):
+    """The two states of the machine under one backend, as the probe shows them; see `commbench.results.states`."""
+
+    fast_us: float
+    """The probe's median time in this state."""
+    slow_us: float
+    boundary_us: float
+    """A visit with a longer probe met the slow state."""
+    fast_share: float
+    """Share of all visits that met the fast state."""
+    visits: int
+
+
 class RunInfo(Environment, total=False):
     """The entries of ``run.json``; early runs have the conditions at the top. Entries of later versions are kept."""
 
@@ -119,6 +132,8 @@ class RunInfo(Environment, total=False):
     candidates: Sequence[str]
     components: Mapping[str, Mapping[str, float | None]]
     """Components of variance of each case by level, see `commbench.stats.components.Components`."""
+    states: Mapping[str, MachineStates]
+    """By backend, where the machine was in two states."""
     facts: JsonMapping
     first_look: int | None
     exhaustive_cases: int | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -21,6 +22,7 @@ from commbench.results.losses import Loss, read_losses
 from commbench.results.pairs import Matrix, matrices, pair_table
 from commbench.results.recommendation import Recommendation
 from commbench.results.record_types import Records, collective_records, read_record, training_records
+from commbench.results.states import SLOW, Divided, divide
 from commbench.results.summary import RowKey, energy_kinds, keyed_rows, overlap_rows
 from commbench.results.tables import table_of
 from commbench.results.training_summary import bucket_rows, keyed_training_rows, training_energy_kinds
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 T = TypeVar("T")
+#: Of a machine with one state.
+NO_STATES = Divided(records=())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,11 +44,15 @@ class Run:
     info: RunInfo
     """Contents of ``run.json``."""
     records: tuple[Record, ...]
-    """Records of collectives in ``samples.jsonl``, in the order of writing."""
+    """Records of collectives in ``samples.jsonl``, in the order of writing; of each case in its better state, where the
+    machine was in two.
+    """
     training_records: tuple[TrainingRecord, ...] = ()
     """Records of training in ``samples.jsonl``, in the order of writing."""
     recommendation: Recommendation | None = None
     """None if the run concluded nothing."""
+    divided: Divided = NO_STATES
+    """What `records` leave out where the machine was in two states."""
     alias: str = ""
     """The name of the run beside others; empty: the name of its directory."""
 
@@ -89,8 +97,14 @@ class Run:
 
     @cached_property
     def collectives(self) -> DataFrame:
-        """The table of ``collectives.csv``, not rounded; types as in `commbench.results.tables.table_of`."""
-        return table_of(Row, self.rows)
+        """The table of ``collectives.csv``, not rounded; types as in `commbench.results.tables.table_of`.
+
+        Where the machine was in two states, a case that met both has a row for each, the fast one first.
+        """
+        rows = []
+        for key, row in self.keyed_rows.items():
+            rows += [row, self.slow_rows[key]] if key in self.slow_rows else [row]
+        return table_of(Row, rows)
 
     @cached_property
     def overlap(self) -> DataFrame:
@@ -119,8 +133,20 @@ class Run:
 
     @cached_property
     def keyed_rows(self) -> dict[RowKey, Row]:
-        """The rows of ``collectives.csv`` by case and group."""
-        return keyed_rows(self.records, self.info)
+        """The rows of ``collectives.csv`` by case and group, in the better state where the machine was in two."""
+        rows, met = keyed_rows(self.records, self.info), self.divided.met
+        return {
+            key: dataclasses.replace(row, state=met[key[0]][0], state_share=met[key[0]][1]) if key[0] in met else row
+            for key, row in rows.items()
+        }
+
+    @cached_property
+    def slow_rows(self) -> dict[RowKey, Row]:
+        """The rows of cases that met both states of the machine, in the slow one."""
+        return {
+            key: dataclasses.replace(row, state=SLOW, state_share=1 - self.divided.met[key[0]][1])
+            for key, row in keyed_rows(self.divided.others, self.info).items()
+        }
 
     @cached_property
     def matrices(self) -> list[Matrix]:
@@ -157,13 +183,20 @@ def load_run(path: str | Path) -> Run:
         if not (path / RUN).exists():
             raise InputError(f"{path} holds no run of commbench (no {RUN}); give the directory that --out named.")
         records, _ = read_samples(path)
-        return Run(
-            path=path,
-            info=read_info(path),
-            records=collective_records(records),
-            training_records=training_records(records),
-            recommendation=_read_recommendation(path),
-        )
+        return make_run(path, read_info(path), records, recommendation=_read_recommendation(path))
+
+
+def make_run(path: Path, info: RunInfo, records: Records, *, recommendation: Recommendation | None = None) -> Run:
+    """Return the run of some records, divided by the state of the machine."""
+    divided = divide(collective_records(records))
+    return Run(
+        path=path,
+        info=info,
+        records=tuple(divided.records),
+        training_records=training_records(records),
+        recommendation=recommendation,
+        divided=divided,
+    )
 
 
 def runs_in(path: str | Path) -> list[Path]:

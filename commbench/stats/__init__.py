@@ -20,7 +20,7 @@ from commbench.stats.intervals import (
     student_interval,
 )
 from commbench.stats.ratios import Effort, ratio_interval
-from commbench.stats.repetitions import StoppingRule, is_bimodal, is_steady, warmup_count
+from commbench.stats.repetitions import StoppingRule, is_bimodal, is_steady, modes_of, warmup_count
 from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "launch_intervals",
     "median",
     "median_interval",
+    "modes_of",
     "quantiles",
     "rank_test",
     "ratio_interval",

@@ -106,28 +106,41 @@ _BIMODAL_SHARES = (0.979, 0.968, 0.961, 0.953, 0.961, 0.942, 0.918, 0.890, 0.868
 
 
 def is_bimodal(values: Values) -> bool:
-    """Return whether values (launch medians or repetitions) are bimodal, with modes at least 5 % apart.
+    """Return whether values (launch medians or repetitions) have two modes at least 5 % apart, see `modes_of`."""
+    return modes_of(values) is not None
+
+
+def modes_of(values: Values, *, apart: float = 1.05) -> tuple[float, float] | None:
+    """Return the geometric means of the two modes of values, the lower first; None if they are not bimodal.
 
     The best split of the sorted logarithms in two (Otsu's criterion) must leave each side at least 20 % of the values
     and at least 2, and explain more of the variance than it does in 98 % of unimodal samples of that size. Values not
     above 0 are left out; fewer than 6 never count. Power: modes of 60 and 40 % that lie 30 % apart with 2 % noise are
     detected in 9 of 10 samples of 10 values, 12 % apart with 3 % noise in most samples from 200 values on.
+
+    Args:
+        values: of any unit.
+        apart: the least ratio of the two modes.
     """
     if len(values) < _BIMODAL_SIZES[0]:
-        return False
+        return None
     raw = np.asarray(values, dtype=float)
     logs = np.sort(np.log(raw[raw > 0]))
     n = len(logs)
     if n < _BIMODAL_SIZES[0]:
-        return False
+        return None
     side = max(2, math.ceil(n / 5))
     clipped = (side - 1) // 2  # fewer than half a side: outliers join the bulk, a mode stays in place
     logs = np.clip(logs, logs[clipped], logs[n - 1 - clipped])
-    logs -= logs.mean()
+    centre = float(logs.mean())
+    logs -= centre
     sizes = np.arange(side, n - side + 1)
     sums = np.cumsum(logs)[sizes - 1]
     gaps = -sums * n / (sizes * (n - sizes))  # between the means of the two sides, whose sums are opposite
     best = int(np.argmax(np.abs(sums * gaps)))
     total = float(logs @ logs)
     needed = float(np.interp(math.log(n), np.log(_BIMODAL_SIZES), _BIMODAL_SHARES))
-    return bool(gaps[best] >= math.log(1.05) and -sums[best] * gaps[best] >= needed * total)
+    if gaps[best] < math.log(apart) or -sums[best] * gaps[best] < needed * total:
+        return None
+    low = math.exp(centre + sums[best] / sizes[best])
+    return low, low * math.exp(gaps[best])

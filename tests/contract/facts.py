@@ -28,7 +28,7 @@ WORDS = frozenset({"case", "doubts", "evidence", "flags", "help", "paragraph", "
 #: Columns and keys that came later than the record.
 ADDED = frozenset(
     {"--visits", "blocks", "disturbed", "framework_us", "live", "repeating_s", "revisiting_s", "safe", "visit"}
-    | {"visit_lengths", "visits"}
+    | {"probes_us", "state", "state_share", "states", "visit_lengths", "visits"}
 )
 #: A number in a text.
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")

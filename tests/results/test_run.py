@@ -80,6 +80,9 @@ def test_every_operation_is_measured_and_verified_on_both_backends(tmp_path: Pat
         assert str(ranks) == row["world_size"]
     busy = len(os.sched_getaffinity(0)) < ranks
     assert all(("oversubscribed" in row["flags"]) == busy for row in measured)
+    lines = map(json.loads, (tmp_path / "r" / "samples.jsonl").read_text().splitlines())
+    probes = [(line["case"]["backend"], len(line["probes_us"])) for line in lines if line["status"] == "ok"]
+    assert {("gloo", 0), ("mpi", 2 if ranks > 1 and not busy else 0)} == set(probes)
 
 
 def test_a_finished_run_measures_nothing_again_and_keeps_no_secret(tmp_path: Path) -> None:

@@ -1,21 +1,25 @@
 """The two sides of a comparison: rows with their launch medians, and several runs pooled as one side."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from commbench.collectives.cases import Case
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRow
-from commbench.engine.records import Row
+from commbench.engine.records import Record, Row
 from commbench.results import Run
-from commbench.results.summary import RowKey, keyed_records, keyed_rows, launch_medians
+from commbench.results.states import FAST, SLOW, level_us
+from commbench.results.summary import RowKey, keyed_records, launch_medians
 from commbench.results.training_summary import swept
 
 AnyCase = Case | TrainingCase
 #: The definition of a launch's time in commbench.
 OWN_TIME = "median over repetitions of the slowest rank"
+#: States of two runs are the same if the probe's times differ by at most this share.
+NEAR_STATES = 0.15
 #: Columns of ``ddp.csv`` that identify its case.
 _ASKED = [f.name for f in dataclasses.fields(TrainingCase) if f.name != "phase"]
 
@@ -46,23 +50,74 @@ class Measured:
 Rows = Mapping[RowKey, Measured]
 
 
-def measured(run: Run) -> dict[RowKey, Measured]:
-    """Return the rows of ``collectives.csv``, then the rows of ``ddp.csv`` with own measurements, in their order."""
-    return _collectives(run) | _configurations(run)
+def measured(run: Run, slow: Collection[str] = ()) -> dict[RowKey, Measured]:
+    """Return the rows of ``collectives.csv``, then the rows of ``ddp.csv`` with own measurements, in their order.
+
+    Args:
+        run: the run.
+        slow: backends of which cases that met both states of the machine are compared in the slow one.
+    """
+    slow_rows = {key: row for key, row in run.slow_rows.items() if row.backend in slow}
+    return (
+        _collectives(run.records, run.keyed_rows) | _collectives(run.divided.others, slow_rows) | _configurations(run)
+    )
 
 
-def _collectives(run: Run) -> dict[RowKey, Measured]:
-    records, cases = keyed_records(run.records), {record.case.key: record.case for record in run.records}
+def _collectives(records: Sequence[Record], rows: Mapping[RowKey, Row]) -> dict[RowKey, Measured]:
+    by_key, cases = keyed_records(records), {record.case.key: record.case for record in records}
     return {
         key: Measured(
             case=cases[key[0]],
             group=key[1],
             row=row,
-            medians_us=launch_medians(records[key]),
-            time_means=next((record.stated.time for record in records[key] if record.stated), OWN_TIME),
+            medians_us=launch_medians(by_key[key]),
+            time_means=next((record.stated.time for record in by_key[key] if record.stated), OWN_TIME),
         )
-        for key, row in keyed_rows(run.records, run.info).items()
+        for key, row in rows.items()
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikeStates:
+    """The states of the machine in which runs are compared."""
+
+    slow: Sequence[Collection[str]]
+    """Of each run, the backends to compare in the slow state."""
+    unlike: Mapping[str, str]
+    """By backend without a state that all runs met, the probe's times of the better states."""
+
+
+def like_states(runs: Sequence[Run]) -> LikeStates:
+    """Match the states of the machine of several runs by the probe's times, the last run's fast state first."""
+    slow: list[set[str]] = [set() for _ in runs]
+    unlike = {}
+    for backend in dict.fromkeys(backend for run in runs for backend in run.divided.states):
+        levels = [_levels(run, backend) for run in runs]
+        if not all(levels):
+            continue  # an older run without a probe
+        matches = ([_nearest(of_run, level_us) for of_run in levels] for level_us in levels[-1].values())
+        matching = next((states for states in matches if None not in states), None)
+        if matching is None:
+            unlike[backend] = " vs ".join(f"{min(of_run.values()):.2g} us" for of_run in levels)
+            continue
+        for backends, state in zip(slow, matching, strict=True):
+            if state == SLOW:
+                backends.add(backend)
+    return LikeStates(slow=slow, unlike=unlike)
+
+
+def _levels(run: Run, backend: str) -> dict[str, float]:
+    """Return the probe's time in each state, the fast one first; one without a name where there is one state."""
+    if states := run.divided.states.get(backend):
+        return {FAST: states["fast_us"], SLOW: states["slow_us"]}
+    level = level_us(run.records, backend)
+    return {"": level} if level else {}
+
+
+def _nearest(levels: Mapping[str, float], level_us: float) -> str | None:
+    """Return the state whose probe is nearest to a time, None if none is near."""
+    state = min(levels, key=lambda name: abs(math.log(levels[name] / level_us)))
+    return state if abs(math.log(levels[state] / level_us)) <= math.log1p(NEAR_STATES) else None
 
 
 def _configurations(run: Run) -> dict[RowKey, Measured]:

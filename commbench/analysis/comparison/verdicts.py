@@ -8,7 +8,7 @@ from statistics import median
 
 from commbench import stats
 from commbench.analysis.comparison.conditions import TRAINING, Difference, differences, differing_cases, is_timed_alike
-from commbench.analysis.comparison.sides import AnyCase, Measured, Pooled, in_like_groups, measured, pooled
+from commbench.analysis.comparison.sides import AnyCase, Measured, Pooled, in_like_groups, like_states, measured, pooled
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.errors import InputError
 from commbench.results import Run, load_run
@@ -143,12 +143,18 @@ def compare(
     baselines, run_b = [_loaded(run) for run in baselines_given], _loaded(b)
     if len(baselines) > 1:
         _check_distinct([*baselines, run_b])
-    *sides, side_b = in_like_groups([measured(run) for run in (*baselines, run_b)])
+    runs = [*baselines, run_b]
+    states = like_states(runs)
+    *sides, side_b = in_like_groups([measured(run, slow) for run, slow in zip(runs, states.slow, strict=True)])
     side_a = pooled(sides)
     shared = [key for key in side_b if key in side_a]
     well = [key for key in shared if side_a[key].timed and side_b[key].is_timed]
     pairs = [(side_a[key], side_b[key]) for key in well]
     unlike = _differences(baselines, run_b, pairs, force=force)
+    unlike += [
+        Difference(name=f"state of the machine, by the probe over {backend}", text=text)
+        for backend, text in states.unlike.items()
+    ]
     if not force:
         _refuse_unsound([difference for difference in unlike if difference.is_among_baselines], "The baselines")
         _refuse_unsound(unlike, "A and B")

@@ -227,8 +227,9 @@ def _conditions(runs: Sequence[Run]) -> Iterable[Finding]:
 def _precision(run: Run) -> Iterable[Finding]:
     """Yield how narrow the intervals of collectives are."""
     timed = {} if predictions(run) else _by_backend(run, lambda row: row.time_us is not None)
-    if sentence := precision_of(itertools.chain.from_iterable(timed.values()), run.info):
-        yield Finding(label="Precision", texts=[sentence])
+    rows = itertools.chain.from_iterable(timed.values())
+    if sentences := precision_of(rows, run.info, run.divided.states):
+        yield Finding(label="Precision", texts=sentences)
 
 
 def _state(run: Run) -> Iterable[Finding]:

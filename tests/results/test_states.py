@@ -1,0 +1,200 @@
+"""Tests of the states of the machine: told by the probe alone, both reported, no visit lost."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import make_case, make_record
+from effort import repetitions, slack
+
+from commbench import compare
+from commbench.engine.records import Record
+from commbench.results.reading import Run, make_run
+from commbench.results.record_types import Records
+from commbench.results.states import divide, find_states
+
+LAUNCHES, VISITS, REPETITIONS = 6, 8, 10
+#: Times of the probe, and of the cases, in us.
+PROBE_US, TIMES_US = 0.3, {8: 0.3, 65536: 20.0}
+
+
+def make_records(
+    slow: Sequence[bool], *, ratio: float = 1.8, faster: float = 1.0, noise: float = 0.03, seed: int = 0
+) -> list[Record]:
+    """Return launches of two sizes whose visits met the slow state in turn as stated; there all takes ``ratio`` times.
+
+    ``faster`` divides the times of the cases, not those of the probe.
+    """
+    random = np.random.default_rng(seed)
+    records = []
+    states = iter(slow)
+    for launch in range(LAUNCHES):
+        for size, time_us in TIMES_US.items():
+            factors = np.array([ratio if next(states) else 1.0 for _ in range(VISITS)])
+            probes_us = np.repeat(PROBE_US * factors, 2) * np.exp(noise * random.standard_normal(2 * VISITS))
+            times_us = np.repeat(factors * time_us / faster, REPETITIONS)
+            times_us = times_us * np.exp(noise * random.standard_normal(VISITS * REPETITIONS))
+            record = make_record(make_case(message_bytes=size), launch=launch)
+            record = dataclasses.replace(
+                record,
+                times_us=times_us.tolist(),
+                rank_mean_us=times_us.tolist(),
+                skew_us=(),
+                visit_lengths=[REPETITIONS] * VISITS,
+                probes_us=probes_us.tolist(),
+            )
+            records.append(record)
+    return records
+
+
+def make_states(share: float, seed: int = 0) -> list[bool]:
+    """Return whether each visit met the slow state, with that share, in stretches as long as several visits."""
+    random = np.random.default_rng(seed)
+    visits = LAUNCHES * VISITS * len(TIMES_US)
+    slow = [bool(random.random() < share)]
+    while len(slow) < visits:
+        changes = random.random() < 0.2
+        slow.append(bool(random.random() < share) if changes else slow[-1])
+    return slow
+
+
+def run_of(records: Sequence[Record], name: str = "run") -> Run:
+    """Return the run of these records."""
+    collected = Records()
+    for record in records:
+        collected.add(record)
+    return make_run(Path(name), {"run_id": name}, collected)
+
+
+@pytest.mark.parametrize("ratio", [1.3, 2.0])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+def test_two_states_are_found_and_both_are_reported(ratio: float, share: float) -> None:
+    """Find the probe's time in each state, and state both times of each case, the fast one first."""
+    slow = [number % 10 < 10 * share for number in range(LAUNCHES * VISITS * len(TIMES_US))]
+    run = run_of(make_records(slow, ratio=ratio))
+    found = run.divided.states["mpi"]
+    assert pytest.approx([PROBE_US, ratio * PROBE_US, 1 - sum(slow) / len(slow)], rel=0.03) == [
+        *(found["fast_us"], found["slow_us"], found["fast_share"])
+    ]
+    table = run.collectives
+    assert ["fast", "slow", "fast", "slow"] == table["state"].tolist()
+    assert table["repetitions"].sum() == len(slow) * REPETITIONS
+    for size, time_us in TIMES_US.items():
+        of_size = table[table["message_bytes"] == size]
+        assert pytest.approx([time_us, ratio * time_us], rel=0.02) == of_size["time_us"].tolist()
+        assert 1 == pytest.approx(of_size["state_share"].sum())
+    assert ["fast", "fast"] == [row.state for row in run.rows]
+
+
+def test_one_state_changes_nothing() -> None:
+    """Return the very records, with empty columns, where all probes are alike."""
+    records = make_records([False] * LAUNCHES * VISITS * len(TIMES_US))
+    assert divide(records).records is records
+    table = run_of(records).collectives
+    assert table["state"].isna().all() or (table["state"] == "").all()
+    assert table["state_share"].isna().all()
+
+
+@pytest.mark.parametrize("noise", ["normal", "skewed", "exponential", "outliers"])
+def test_noise_of_one_state_is_seldom_divided(noise: str) -> None:
+    """Find two states in at most 2 % of runs of a machine with one."""
+    random = np.random.default_rng(3)
+    runs, visits = 200, LAUNCHES * VISITS * len(TIMES_US)
+    draw = {
+        "normal": lambda: 0.2 * random.standard_normal(visits),
+        "skewed": lambda: 0.1 * np.exp(0.8 * random.standard_normal(visits)),
+        "exponential": lambda: random.exponential(0.3, visits),
+        "outliers": lambda: (
+            0.05 * random.standard_normal(visits) + (random.random(visits) < 0.1) * random.random(visits)
+        ),
+    }[noise]
+    plain = make_records([False] * visits, noise=0.0)
+    found = 0
+    for _ in range(repetitions(runs)):
+        probes_us = (PROBE_US * np.exp(draw())).reshape(len(plain), VISITS)
+        drawn = [
+            dataclasses.replace(record, probes_us=np.repeat(line, 2).tolist())
+            for record, line in zip(plain, probes_us, strict=True)
+        ]
+        found += bool(find_states(drawn))
+    assert found / repetitions(runs) <= 0.02 + slack(0.02, runs)
+
+
+def test_the_interval_of_the_fast_state_holds_its_time() -> None:
+    """Cover the true time in 92 to 98 % of runs although launches mix states and differ by 2 %."""
+    runs, held, widths = 200, 0, []
+    for seed in range(repetitions(runs)):
+        random = np.random.default_rng(seed)
+        records = [
+            dataclasses.replace(record, times_us=[time * factor for time in record.times_us])
+            for record, factor in zip(
+                make_records(make_states(0.4, seed), noise=0.1, seed=seed),
+                np.exp(0.02 * random.standard_normal(LAUNCHES)).repeat(len(TIMES_US)),
+                strict=True,
+            )
+        ]
+        row = run_of(records).rows[0]
+        assert row.time_us_ci_low is not None
+        assert row.time_us_ci_high is not None
+        held += row.time_us_ci_low <= TIMES_US[8] <= row.time_us_ci_high
+        widths.append(math.log(row.time_us_ci_high / row.time_us_ci_low) / 2)
+    share = held / repetitions(runs)
+    assert 0.92 - slack(0.05, runs) <= share <= 0.99 + slack(0.05, runs)
+    assert np.median(widths) < 0.1  # over both states it would be 0.3
+
+
+def test_a_case_that_met_the_slow_state_alone_has_its_times() -> None:
+    """Keep a case that never met the fast state, and say so."""
+    of_launch = [True] * VISITS + [False] * VISITS  # the first size is slow in every launch, the second never
+    run = run_of(make_records(of_launch * LAUNCHES))
+    assert [("slow", 1.0), ("fast", 1.0)] == [(row.state, row.state_share) for row in run.rows]
+    assert not run.slow_rows
+
+
+def test_records_without_a_probe_are_left_alone() -> None:
+    """Divide neither records of older runs nor those of another backend."""
+    slow = make_states(0.5)
+    records = make_records(slow)
+    older = [dataclasses.replace(record, probes_us=()) for record in records]
+    assert divide(older).records is older
+    gloo = [
+        dataclasses.replace(record, case=dataclasses.replace(record.case, backend="gloo"), probes_us=())
+        for record in records
+    ]
+    divided = divide([*records, *gloo])
+    assert [record for record in divided.records if record.case.backend == "gloo"] == gloo
+
+
+def test_like_states_are_compared() -> None:
+    """Compare a run that met the slow state alone with the slow state of the other, not with its fast one."""
+    both = run_of(make_records([number % 2 == 0 for number in range(LAUNCHES * VISITS * len(TIMES_US))]), "both")
+    slow = run_of(make_records([True] * LAUNCHES * VISITS * len(TIMES_US), seed=1), "slow")
+    for a, b in ((both, slow), (slow, both)):
+        table = compare(a, b)
+        assert pytest.approx([1.0, 1.0], abs=0.03) == [case.comparison.ratio for case in table.cases]
+        assert not [difference for difference in table.differences if "state" in difference.name]
+
+
+def test_a_difference_within_a_state_is_found() -> None:
+    """Find a case 10 % faster although both runs met both states, in unlike shares."""
+    sides = [
+        run_of(make_records(make_states(share, seed), faster=faster, seed=seed), f"run{seed}")
+        for seed, (share, faster) in enumerate([(0.3, 1.0), (0.6, 1.1)])
+    ]
+    assert ["faster", "faster"] == [case.comparison.verdict.value for case in compare(*sides).cases]
+
+
+def test_states_without_a_match_are_named() -> None:
+    """Compare the better states and say so if the probe shows no state that both runs met."""
+    half = [number % 2 == 0 for number in range(LAUNCHES * VISITS * len(TIMES_US))]
+    other = [
+        dataclasses.replace(record, probes_us=[4 * probe_us for probe_us in record.probes_us])
+        for record in make_records(half, seed=1)
+    ]
+    table = compare(run_of(make_records(half), "a"), run_of(other, "b"))
+    (difference,) = [difference for difference in table.differences if "state" in difference.name]
+    assert "state of the machine, by the probe over mpi: 0.3 us vs 1.2 us" == str(difference)
+    assert not difference.is_unsound
