@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from commbench.hooks.base import Hook
 
 OptionValue: TypeAlias = bool | int | float | str | tuple[float, ...]
+#: What a hook does to gradients: nothing beyond the rounding of a sum; it rounds each to 16 bits; it drops more.
+Effect = Literal["none", "half precision", "lossy"]
 #: DDP without a hook.
 NONE = "none"
+FP16 = "fp16"
 TOP_K = "topk"
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
@@ -81,8 +84,8 @@ class HookSpec:
     """The option whose value follows the hook's name, without the option's name."""
     usual_number: str = ""
     """The value that stands for no number, if the number is optional."""
-    is_lossless: bool = False
-    """Whether the sum over ranks is the same as without a hook."""
+    effect: Effect = "lossy"
+    """What the hook does to the gradients that the optimiser gets."""
     is_instrument: bool = False
     """Whether the hook only serves measurements and is never recommended."""
     runs_in_order: bool = False
@@ -199,26 +202,28 @@ def _power_sgd(
 
 
 _SPECS = (
-    HookSpec(name=NONE, messages=dense_messages, formula="2(p-1)/p x 4n", is_lossless=True),
+    HookSpec(name=NONE, messages=dense_messages, formula="2(p-1)/p x 4n", effect="none"),
     HookSpec(
         name="passthrough",
         class_name="PassThrough",
         messages=dense_messages,
         formula="2(p-1)/p x 4n",
-        is_lossless=True,
+        effect="none",
         is_instrument=True,
     ),
     HookSpec(
-        name="fp16",
+        name=FP16,
         class_name="FP16",
         messages=lambda bucket: dense_messages(bucket, dtype="float16"),
         formula="2(p-1)/p x 2n",
+        effect="half precision",
     ),
     HookSpec(
         name="bf16",
         class_name="BF16",
         messages=lambda bucket: dense_messages(bucket, dtype="bfloat16"),
         formula="2(p-1)/p x 2n",
+        effect="half precision",
     ),
     HookSpec(
         name=TOP_K,
@@ -331,9 +336,9 @@ def parse_hook(text: str) -> HookFields:
     return {"hook": name, "density": density, "hook_options": canonical}
 
 
-def hook_words(hook: str, density: float | None, options: str) -> str:
+def hook_words(hook: str, density: float | None, hook_options: str) -> str:
     """Return the text from which `parse_hook` returns these fields."""
-    texts = split_options(options)
+    texts = split_options(hook_options)
     number = texts.pop("rank", "") if density is None else f"{density:g}"
     return ":".join([hook, *([number] if number else []), *(f"{key}={value}" for key, value in texts.items())])
 

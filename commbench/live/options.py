@@ -39,6 +39,8 @@ class LiveOptions:
     """Bucket sizes to choose from, as in ``ddp.csv``; empty: one for each different layout of the model's buckets."""
     allow: tuple[str, ...] = ()
     """Hooks to try beside the script's own setting, as ``--hook`` takes them."""
+    accept_loss: bool = False
+    """Whether lossy hooks may be recommended whatever they do to learning."""
     steps: int | None = None
     """Optimiser steps after which tuning ends; None: no limit but the experiment's own."""
     time_limit_s: float | None = None
