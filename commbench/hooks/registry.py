@@ -18,6 +18,7 @@ from commbench.hooks.message import (
     ValueType,
     dense_messages,
     power_sgd_messages,
+    quantised_messages,
     random_k_messages,
     top_k_messages,
 )
@@ -45,12 +46,15 @@ class HookOption:
     """Its type is the option's type; a tuple is a list of numbers."""
     choices: tuple[str, ...] = ()
     """Allowed texts; empty unless the option is a choice."""
+    least: int | None = None
+    """The smallest allowed whole number; None: not checked here."""
 
     @property
     def values(self) -> str:
         """The option's values, in words."""
         words = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a list such as 0.25+0.06"}
-        return " or ".join(self.choices) if self.choices else words[type(self.default)]
+        at_least = "" if self.least is None else f" of at least {self.least}"
+        return " or ".join(self.choices) if self.choices else words[type(self.default)] + at_least
 
     def read(self, text: str) -> OptionValue:
         """Parse a value of the option.
@@ -64,7 +68,10 @@ class HookOption:
             return TRUTH[text.lower()]
         if isinstance(self.default, tuple):  # commas separate hooks on a command line, so plus signs may stand for them
             return tuple(float(word) for word in text.replace("+", ",").split(","))
-        return int(text) if isinstance(self.default, int) else float(text)
+        number = int(text) if isinstance(self.default, int) else float(text)
+        if self.least is not None and number < self.least:
+            raise ValueError(text)
+        return number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +95,12 @@ class HookSpec:
     """What the hook does to the gradients that the optimiser gets."""
     is_instrument: bool = False
     """Whether the hook only serves measurements and is never recommended."""
-    runs_in_order: bool = False
-    """Whether the collectives of a bucket wait for the collectives of the previous bucket."""
+    runs_in_order: Callable[[Mapping[str, str]], bool] = lambda _options: False
+    """Returns whether, with these options, the collectives of a bucket wait for those of the previous bucket."""
+    compiles: Callable[[Mapping[str, str]], bool] = lambda _options: False
+    """Returns whether the hook with these options uses compiled code, which takes seconds to compile."""
     needs_shapes: Callable[[Collection[str]], bool] = lambda _options: False
     """Returns whether the size of the messages depends on the shapes of the tensors with these options."""
-
-    def compiles(self, options: Mapping[str, str]) -> bool:
-        """Return whether the hook with these options selects by compiled code, which takes seconds to compile."""
-        return self._text("selection", options) == "fast"
 
     def selects_over_buckets(self, options: Mapping[str, str]) -> bool:
         """Return whether the hook with these options selects over whole buckets: bucket sizes then affect results."""
@@ -195,6 +200,10 @@ def _random_k(bucket: BucketShape, *, density: float, **_others: OptionValue) ->
     return random_k_messages(bucket, density=density)
 
 
+def _int8(bucket: BucketShape, *, block: int, **_others: OptionValue) -> tuple[Message, ...]:
+    return quantised_messages(bucket, block=block)
+
+
 def _power_sgd(
     bucket: BucketShape, *, rank: int, min_compression_rate: float, **_others: OptionValue
 ) -> tuple[Message, ...]:
@@ -226,6 +235,15 @@ _SPECS = (
         effect="half precision",
     ),
     HookSpec(
+        name="int8",
+        class_name="Int8",
+        messages=_int8,
+        formula="2(p-1)/p x n (1 + 4/block)",
+        options=(HookOption(name="block", default=256, least=1), _FEEDBACK),
+        runs_in_order=lambda _options: True,
+        compiles=lambda _options: True,
+    ),
+    HookSpec(
         name=TOP_K,
         class_name="TopK",
         messages=_top_k,
@@ -246,6 +264,7 @@ _SPECS = (
         number="density",
         usual_number="0.01",
         needs_shapes=lambda options: not _BY_TENSOR.isdisjoint(options),
+        compiles=lambda options: options.get("selection", "fast") == "fast",
     ),
     HookSpec(
         name="randomk",
@@ -270,7 +289,7 @@ _SPECS = (
         ),
         number="rank",
         usual_number="2",
-        runs_in_order=True,
+        runs_in_order=lambda _options: True,
         needs_shapes=lambda _options: True,
     ),
 )

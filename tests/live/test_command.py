@@ -73,6 +73,7 @@ def make_run(path: Path, **plan: object) -> None:
         ("tune --bucket-cap-mb big -- true", "Bucket size 'big' is not understood"),
         ("tune --allow shrink -- true", "Unknown hook 'shrink'"),
         ("tune --allow passthrough -- true", "--allow passthrough is never recommended"),
+        ("tune --allow int8:block=0 -- true", "Hook int8 was given block=0: it takes a whole number of at least 1"),
         ("tune --workload mlp -- true", "--workload was given and does not apply"),
         ("tune -n 2 -- true", "--ranks was given and does not apply"),
         ("tune --dry-run -- true", "--dry-run was given and does not apply"),
