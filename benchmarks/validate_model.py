@@ -235,7 +235,7 @@ def measure_scenario(runs: Runs, scenario: Scenario, scope: Scope) -> None:
     """The exhaustive sweep, and tuning in the middle of its launches: what drifts meets both."""
     hooks = f"--bucket-cap-mb {scope.caps} --seed 1 --budget {scope.budget}".split()
     train = ["train", *runs.options(scenario), *hooks, "--hook", scope.hooks, "--confirm-launches", "1", "--launches"]
-    tune = ["tune", *runs.options(scenario), *hooks, "--allow", scope.hooks]
+    tune = ["tune", *runs.options(scenario), *hooks, "--allow", scope.hooks, "--accept-loss"]
     swept = f"train_{scenario.name}"
     runs.make(swept, [*train, str(scope.launches // 2)], rate=scenario.rate)
     steps = next(record.block_steps for record in runs.load(swept).training_records if record.status == "ok")

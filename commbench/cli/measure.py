@@ -50,7 +50,7 @@ from commbench.cli.request import (
     unusable_reason,
     usable_suite,
 )
-from commbench.cli.train import backend_at, default_sweep, join_training, plan_training
+from commbench.cli.train import backend_at, default_sweep, join_training, permission_of, plan_training
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.collectives.suites import Suite, load_suite
 from commbench.results.plan import single_stage
@@ -108,7 +108,8 @@ def bench(
         task = replace(task, left_out=[*task.left_out, *left_out])
         sweep, seed = replace(sweep, backend=chosen), task.requests[0].seed
         planned = plan_training(sweep, settings, training, ranks=place.ranks, seed=seed)
-        return join_training(task, replace(planned, begins_s=limit_s or 0.0))
+        unnamed = permission_of(sweep.hooks, is_given=False, accepts_loss=False)
+        return join_training(task, replace(planned, begins_s=limit_s or 0.0, permission=unnamed))
 
     return carry_out(settings, plan, lambda: ranks_by_gpus(suite.backends))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -21,16 +22,18 @@ from commbench.cli.request import (
     ranks_by_gpus,
     split_names,
 )
+from commbench.cli.separator import given_options
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.ddp.plan.cases import PRECISIONS, TrainingSweep
 from commbench.ddp.traces import load_trace
 from commbench.errors import InputError
-from commbench.hooks.registry import HOOKS
+from commbench.hooks.registry import HOOKS, hook_words, parse_hook
 from commbench.launch.probe import probe_workload
 from commbench.results import Store
 from commbench.results.record_types import collective_records
 from commbench.stats.budgets import TRAINING_BUDGETS, TrainingBudget
 from commbench.tuner.decision import recommend
+from commbench.tuner.learning import Permission
 from commbench.tuner.predictions import with_search
 from commbench.tuner.sweep import TrainingPlan
 
@@ -136,6 +139,14 @@ MaxAccuracyLoss = Annotated[
         "0.01; without a metric X is a share of the loss; without a loss none of them is recommended.",
     ),
 ]
+AcceptLoss = Annotated[
+    bool,
+    typer.Option(
+        "--accept-loss",
+        help="Recommend a lossy hook that is named, whatever it does to learning; by default only if "
+        "--max-accuracy-loss shows its accuracy, else its speedup is only stated.",
+    ),
+]
 SweepLaunches = Annotated[
     int | None, typer.Option("--launches", metavar="R", help="Launches of the sweep; by default from the budget.")
 ]
@@ -148,6 +159,7 @@ ConfirmLaunches = Annotated[
 @takes_settings
 def train(
     settings: Settings,
+    context: typer.Context,
     workload: Workload = DEFAULT_WORKLOAD,
     bucket_cap_mb: BucketCaps = DEFAULT_CAPS,
     hook: Hooks = DEFAULT_HOOKS,
@@ -161,6 +173,7 @@ def train(
     steps: Steps = None,
     max_loss_increase: MaxLossIncrease = None,
     max_accuracy_loss: MaxAccuracyLoss = None,
+    accept_loss: AcceptLoss = False,
     threads: Threads = None,
     budget: TrainingBudgetName = "quick",
     launches: SweepLaunches = None,
@@ -169,8 +182,9 @@ def train(
     """Train a model with DDP under every combination of settings, and recommend one, with its confidence interval.
 
     The baseline (fp32, no hook, DDP's default buckets) and the step without DDP are always measured too. The winners
-    are measured again in fresh launches; only these decide. Inside mpirun, torchrun or srun this process is one rank of
-    one launch; repeat the command with the same --out to add launches.
+    are measured again in fresh launches; only these decide. What leaves learning as it is comes first; FP16 and BF16
+    are recommended only where --hook names them, lossy hooks only with their accuracy shown or accepted. Inside mpirun,
+    torchrun or srun this process is one rank of one launch; repeat the command with the same --out to add launches.
     """
     requested = check_training_backend(backend)
     named = TrainingSweep(
@@ -190,6 +204,8 @@ def train(
         # numbers of launches that the user gives are exact
         training_budget = dataclasses.replace(training_budget, aim_s=None)
 
+    permission = permission_of(named.hooks, is_given="hook" in given_options(context), accepts_loss=accept_loss)
+
     def plan(place: Place) -> Task:
         seed = draw_seed(settings.seed_or_resumed())
         chosen_backend, left_out = backend_at(place, requested, workload)
@@ -200,6 +216,7 @@ def train(
             threads=threads,
             max_loss_increase=max_loss_increase,
             max_accuracy_loss=check_accuracy_loss(max_accuracy_loss),
+            permission=permission,
         )
         task = Task(name=short_name("train", workload), requests=(), stages=(), left_out=left_out)
         return join_training(task, training)
@@ -294,6 +311,18 @@ def check_accuracy_loss(allowed: float | None) -> float | None:
     if allowed is not None and not 0 <= allowed < math.inf:
         raise InputError(f"--max-accuracy-loss {allowed:g} was asked for; give a number of 0 or more, such as 0.01.")
     return allowed
+
+
+def permission_of(hooks: Sequence[str], *, is_given: bool, accepts_loss: bool) -> Permission:
+    """Return which hooks may be recommended: those that the user named, not those of an option's default.
+
+    Args:
+        hooks: value of ``--hook`` or ``--allow``.
+        is_given: whether the user gave that option.
+        accepts_loss: whether the user gave ``--accept-loss``.
+    """
+    names = [hook_words(**parse_hook(hook)) for hook in hooks] if is_given else []
+    return Permission(named_hooks=names, accepts_loss=accepts_loss)
 
 
 def write_recommendation(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -22,6 +23,7 @@ from commbench.cli.request import (
 from commbench.cli.separator import command_behind, given_options
 from commbench.cli.train import (
     DEFAULT_WORKLOAD,
+    AcceptLoss,
     ConfirmLaunches,
     MaxAccuracyLoss,
     Threads,
@@ -29,6 +31,7 @@ from commbench.cli.train import (
     Workload,
     backend_at,
     check_accuracy_loss,
+    permission_of,
     short_name,
     training_ranks,
     write_recommendation,
@@ -46,16 +49,17 @@ from commbench.tuner.stages import TuningPlan
 FEWEST_STEPS = 6
 
 #: Options that apply to the training of a COMMAND.
-LIVE_OPTIONS = frozenset({"bucket_cap_mb", "allow", "steps", "time_limit", "then", "out", "seed"})
+LIVE_OPTIONS = frozenset({"bucket_cap_mb", "allow", "steps", "time_limit", "then", "out", "seed", "accept_loss"})
 
 Allow = Annotated[
     str,
     typer.Option(
         "--allow",
         metavar="HOOKS",
-        help="Hooks that may be recommended, comma-separated, as in train --hook; topk means topk:0.01, randomk "
-        "randomk:0.01, powersgd powersgd:2. DDP without a hook is always allowed. With a COMMAND the default is none, "
-        "because a hook changes what the training learns.",
+        help="Hooks to try, comma-separated, as in train --hook; topk means topk:0.01, randomk randomk:0.01, powersgd "
+        "powersgd:2. DDP without a hook is always tried. A hook is recommended only if it is named here, and a lossy "
+        "one only with --max-accuracy-loss or --accept-loss. With a COMMAND the default is none, because a hook "
+        "changes what the training learns.",
     ),
 ]
 Caps = Annotated[
@@ -111,6 +115,7 @@ def tune(
     steps: TuningSteps = None,
     then: ThenName = "go-on",
     max_accuracy_loss: MaxAccuracyLoss = None,
+    accept_loss: AcceptLoss = False,
     threads: Threads = None,
     budget: BudgetName = "quick",
     confirm_launches: ConfirmLaunches = None,
@@ -120,8 +125,8 @@ def tune(
     With -- COMMAND: tunes your own training while it runs. COMMAND is what you type anyway, e.g. torchrun
     --nproc-per-node 8 train.py, accelerate launch, mpirun or srun; the script stays as it is. Bucket sizes are tried in
     short blocks of steps, the best one is kept, and the lines to paste are printed when COMMAND has ended, with whose
-    exit code commbench ends. Options for it, before --: --bucket-cap-mb, --allow, --steps, --time-limit, --then, --out,
-    --seed. The same command with the same --out adds to its results.
+    exit code commbench ends. Options for it, before --: --bucket-cap-mb, --allow, --accept-loss, --steps,
+    --time-limit, --then, --out, --seed. The same command with the same --out adds to its results.
 
     Without a COMMAND: trains --workload, for about a quarter of the steps of a full sweep. Times the network and a few
     steps, predicts every setting from them, measures the promising ones beside the default, and compares the best one
@@ -134,9 +139,19 @@ def tune(
     caps = checked_caps(split_names(bucket_cap_mb) or ())
     hooks = checked_hooks(split_names(allow) or ()) if command is None or "allow" in given_values else ["none"]
     if command is not None:
-        return _start(settings, command, caps=caps, hooks=hooks, steps=steps, then=then)
+        options = LiveOptions(
+            out="",
+            workload="",
+            bucket_cap_mb=tuple(caps),
+            allow=tuple(hooks),
+            accept_loss=accept_loss,
+            steps=steps,
+            then=checked_then(then),
+        )
+        return _start(settings, command, options)
     tuning_budget, requested = find_budget(TUNING_BUDGETS, budget), check_training_backend(backend)
     allowed = check_accuracy_loss(max_accuracy_loss)
+    permission = permission_of(hooks, is_given="allow" in given_values, accepts_loss=accept_loss)
 
     def plan(place: Place) -> Task:
         _check_ranks(place)
@@ -151,6 +166,7 @@ def tune(
             caps=caps,
             backend=trains_over,
             max_accuracy_loss=allowed,
+            permission=permission,
             confirm_launches=confirm_launches,
             steps=steps,
             threads=threads,
@@ -200,32 +216,24 @@ def _check_ranks(place: Place) -> None:
         raise InputError(f"Tuning DDP takes 2 ranks or more and -n is {place.ranks}; raise it.")
 
 
-def _start(
-    settings: Settings,
-    command: Sequence[str],
-    *,
-    caps: Sequence[str],
-    hooks: Sequence[str],
-    steps: int | None,
-    then: str,
-) -> int:
-    """Start the command of a training and tune it; return the command's exit code."""
+def _start(settings: Settings, command: Sequence[str], options: LiveOptions) -> int:
+    """Start the command of a training and tune it; return the command's exit code.
+
+    ``options`` say what may be tried; their results, limit, seed and command follow from the other arguments.
+    """
     find_program(command)
     workload = name_of(command)
     out = settings.out or default_out(short_name("tune", workload))
-    options = LiveOptions(
+    complete = dataclasses.replace(
+        options,
         out=str(out.absolute()),
         workload=workload,
-        bucket_cap_mb=tuple(caps),
-        allow=tuple(hooks),
-        steps=steps,
         time_limit_s=settings.time_limit,
-        then=checked_then(then),
         seed=draw_seed(settings.seed),
         argv=tuple(command),
         invocation=uuid.uuid4().hex,
     )
-    return attach_to(command, options)
+    return attach_to(command, complete)
 
 
 def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
@@ -240,6 +248,7 @@ def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
             "workload": plan.workload,
             "batch": plan.facts.batch_size,
             "max_accuracy_loss": plan.max_accuracy_loss,
+            **({"accept_loss": True} if plan.permission.accepts_loss else {}),
             "candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.candidates],
         },
         then=plan.then,

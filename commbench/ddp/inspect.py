@@ -65,7 +65,7 @@ def _inspect_spec(spec: str, batch: int | None, seed: int, hooks: Sequence[str],
 def _try_hooks(hooks: Sequence[str], device: Device) -> None:
     """Make each hook, so that an unknown option raises an error before any measurement.
 
-    A hook's selection is compiled here, outside of any case timeout: on a busy machine it takes longer than a timeout.
+    A hook's code is compiled here, outside of any case timeout: on a busy machine it takes longer than a timeout.
     """
     from commbench.ddp.session import compile_hooks
 

@@ -26,7 +26,7 @@ from commbench.engine.records import Status, without_result
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError, Reason, UnsupportedError
 from commbench.hooks import selectors
-from commbench.hooks.registry import find_hook
+from commbench.hooks.registry import TOP_K, find_hook
 from commbench.system.clock import clock_domain
 from commbench.system.host import usable_cpus
 
@@ -106,21 +106,22 @@ def _train_blocks(cases: Sequence[TrainingCase], order: Sequence[int], session: 
 
 
 def compile_hooks(cases: Collection[TrainingCase], device: torch.device) -> None:
-    """Compile the hooks' selection for a device, if a case uses it; this may take longer than a case timeout.
+    """Compile the hooks of the cases for a device; this may take longer than a case timeout.
 
     Raises:
         InputError: it cannot be compiled for the device.
     """
-    if any(map(_selects_fast, cases)):
-        selectors.prepare(device)
+    for hook in sorted({case.hook for case in cases if _compiles(case)}):
+        find_hook(hook).load().prepare(device)
 
 
 def fast_selection(cases: Collection[TrainingCase], device: Device) -> str | None:
     """Return the package behind ``selection=fast``, see `commbench.hooks.selectors`; None if no case uses it."""
-    return selectors.fast_selection(device.torch_device) if any(map(_selects_fast, cases)) else None
+    selects = any(case.hook == TOP_K and _compiles(case) for case in cases)
+    return selectors.fast_selection(device.torch_device) if selects else None
 
 
-def _selects_fast(case: TrainingCase) -> bool:
+def _compiles(case: TrainingCase) -> bool:
     return case.uses_ddp and find_hook(case.hook).compiles(case.options)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from commbench.hooks.base import BucketMarks, BucketTimes, Hook
     from commbench.hooks.dense import BF16, FP16, PassThrough
     from commbench.hooks.guard import Guard
+    from commbench.hooks.int8 import Int8
     from commbench.hooks.powersgd import PowerSGD
     from commbench.hooks.randomk import RandomK
     from commbench.hooks.topk import TopK
@@ -29,6 +30,7 @@ __all__ = [
     "Guard",
     "Hook",
     "HookSpec",
+    "Int8",
     "PassThrough",
     "PowerSGD",
     "RandomK",
@@ -44,6 +46,7 @@ _MODULES = {
     "FP16": "dense",
     "Guard": "guard",
     "Hook": "base",
+    "Int8": "int8",
     "PassThrough": "dense",
     "PowerSGD": "powersgd",
     "RandomK": "randomk",

@@ -173,6 +173,14 @@ class Hook(ABC):
     ) -> None:
         """Inspect the model before the hook is registered; raise InputError if the hook cannot serve it."""
 
+    @staticmethod  # noqa: B027 - most hooks need nothing
+    def prepare(device: torch.device) -> None:
+        """Compile what the hook needs on a device, so that no step waits for it.
+
+        Raises:
+            InputError: it cannot be compiled; the message names what is missing.
+        """
+
     @abstractmethod
     def launch(self, bucket: dist.GradBucket, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
         """Start the communication of one bucket; return its future and the local work that follows it."""

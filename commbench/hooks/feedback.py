@@ -176,7 +176,8 @@ class FeedbackHook(Hook):
     ) -> tuple[torch.futures.Future, Finish]:
         """Do as `launch`: send ``buffer`` plus ``slot.old``, write ``slot.new``, leave sum / `divisor` in ``buffer``.
 
-        If the values to send are not finite, every rank must receive NaN, and ``slot.new`` is not written.
+        If the values to send are not finite, every rank must receive NaN, and ``slot.new`` is not written; a hook that
+        sends blocks may treat each block by itself.
         """
 
     def register(

@@ -29,6 +29,8 @@ LARGEST_N = 2**31 - 1
 INDEX_BYTES = 4
 #: Bytes of an element that is sent without compression.
 FLOAT32_BYTES = 4
+#: The length of a shard of a quantised bucket is a multiple of it.
+SHARD_ALIGNMENT = 4
 
 
 # ------------------------------------------------------------------------------------------------------- collectives
@@ -50,21 +52,22 @@ class BucketShape:
 class Message:
     """One collective that a hook issues for a bucket."""
 
-    operation: Literal["all_reduce", "all_gather"]
+    operation: Literal["all_reduce", "all_gather", "all_to_all"]
     dtype: str
-    """Type of the elements that are summed; an all_gather sums none, so its ``float32`` has no meaning."""
+    """Type of the elements that are summed; other operations sum none, so their ``float32`` has no meaning."""
     message_bytes: float
-    """Size as in ``collectives.csv``: an all_gather counts the parts of all ranks."""
+    """Size as in ``collectives.csv``: all_gather and all_to_all count the parts of all ranks."""
 
 
 def sent_bytes(messages: Sequence[Message], world_size: int) -> int:
     """Return the bytes that one rank sends in theory for these messages.
 
-    An all_reduce is a ring, see `ring_bytes`; in an all_gather a rank sends its part once for every other rank.
+    An all_reduce is a ring, see `ring_bytes`. In an all_gather a rank sends its part once for every other rank; in an
+    all_to_all it sends every other rank one part.
     """
     reduced = sum(message.message_bytes for message in messages if message.operation == "all_reduce")
-    gathered = sum(message.message_bytes for message in messages if message.operation == "all_gather")
-    return round(ring_bytes(reduced, world_size) + (world_size - 1) * gathered / world_size)
+    moved = sum(message.message_bytes for message in messages if message.operation != "all_reduce")
+    return round(ring_bytes(reduced, world_size) + (world_size - 1) * moved / world_size)
 
 
 def ring_bytes(nbytes: float, world_size: int) -> float:
@@ -84,6 +87,16 @@ def top_k_messages(bucket: BucketShape, selection: Selection) -> tuple[Message, 
         return (_all_reduce(bucket.elements),)
     gathered = bucket.world_size * payload.nbytes
     return (Message(operation="all_gather", dtype="float32", message_bytes=gathered),)
+
+
+def quantised_messages(bucket: BucketShape, *, block: int) -> tuple[Message, ...]:
+    """Return the two halves of a quantised all-reduce: an all_to_all of shards, and an all_gather of their sums."""
+    layout = QuantisedLayout.of(bucket.elements, shards=bucket.world_size, block=block)
+    nbytes = bucket.world_size * layout.row_bytes
+    return (
+        Message(operation="all_to_all", dtype="float32", message_bytes=nbytes),
+        Message(operation="all_gather", dtype="float32", message_bytes=nbytes),
+    )
 
 
 def random_k_messages(bucket: BucketShape, *, density: float) -> tuple[Message, ...]:
@@ -205,6 +218,52 @@ class Selection:
 
     def _is_dense(self, shape: Sequence[int], numel: int) -> bool:
         return numel < self.dense_below or (self.dense_vectors and len(shape) <= 1)
+
+
+# ------------------------------------------------------------------------------------------------- quantised payloads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantisedLayout:
+    """The payload of a bucket in int8: one row per shard, with a float32 scale per block and then int8 values.
+
+    Shards are equal and a multiple of 4 elements long, so that rows are aligned; the last ones may be partly or wholly
+    beyond the bucket. The last block of a shard may be shorter than the others.
+    """
+
+    elements: int
+    shards: int
+    shard: int
+    """Elements of a shard."""
+    block: int
+    """Elements that share a scale."""
+
+    @classmethod
+    def of(cls, elements: int, *, shards: int, block: int) -> Self:
+        """Return the layout of a bucket for that number of ranks."""
+        shard = SHARD_ALIGNMENT * max(1, -(-elements // (SHARD_ALIGNMENT * shards)))
+        return cls(elements=elements, shards=shards, shard=shard, block=min(block, shard))
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a shard."""
+        return -(-self.shard // self.block)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return FLOAT32_BYTES * self.blocks + self.shard
+
+    def span(self, shard: int) -> slice:
+        """Return the elements of the bucket that belong to a shard."""
+        return slice(min(shard * self.shard, self.elements), min((shard + 1) * self.shard, self.elements))
+
+
+def check_length(hook: str, option: str, elements: int) -> int:
+    """Return the number of elements that an option gives; raise InputError if it is below 1."""
+    if elements < 1:
+        raise InputError(f"Hook {hook} was given {option} {elements}: it is a number of elements, at least 1.")
+    return elements
 
 
 # --------------------------------------------------------------------------------------------------- matrix factors

@@ -27,6 +27,9 @@ import torch.distributed as dist
 
 from commbench.errors import InputError, LaunchError
 
+#: torch 2.13 renamed all_gather_into_tensor.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class CommStream:
     """A stream on which each job waits for earlier jobs, and for the work that was queued on the device before it."""

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
 from commbench.hooks.base import Finish, StateDict, Stopwatch
-from commbench.hooks.feedback import FeedbackHook, Slot, accumulate, is_finite, on_host, poison, put
+from commbench.hooks.feedback import Slot, accumulate, is_finite, on_host, poison, put
 from commbench.hooks.layout import Layout, Span
 from commbench.hooks.message import BucketShape, MatrixFactors, Message, matrix_factors, power_sgd_messages
-from commbench.hooks.ordering import CommStream, CommThread, borrow, give_back
+from commbench.hooks.ordered import OrderedHook
 from commbench.hooks.randomk import seeded
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +52,7 @@ class _Plan:
     warm: torch.Tensor
 
 
-class PowerSGD(FeedbackHook):
+class PowerSGD(OrderedHook):
     """Sends r (rows + columns) numbers in place of rows x columns, in two dependent all-reduces a bucket.
 
     Args:
@@ -65,8 +61,6 @@ class PowerSGD(FeedbackHook):
         feedback: keep the part that the factors do not represent, and add it to the next gradient.
         min_compression_rate: a tensor is sent whole unless it shrinks by more than this.
         seed: for the first right factors, which are the same on all ranks.
-
-    All its collectives run on the communication thread of the model's process group, or on a GPU on a separate stream.
     """
 
     name: ClassVar[str] = "powersgd"
@@ -84,49 +78,22 @@ class PowerSGD(FeedbackHook):
         self.start = start
         self.min_compression_rate = min_compression_rate
         self.seed = seed
-        self._lane: CommThread | CommStream
-        self._private: dist.ProcessGroup = None
         self._plans: dict[Layout, _Plan] = {}
         self._warm: dict[str, torch.Tensor] = {}
-
-    def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
-        """See `FeedbackHook.attach`; also raise InputError unless all gradients are on the host or on one GPU."""
-        super().attach(ddp_model, scaler)
-        devices = {str(parameter.device) for parameter in ddp_model.module.parameters() if parameter.requires_grad}
-        if len(devices) != 1 or self._device.type not in {"cpu", "cuda"}:
-            places = ", ".join(sorted(devices))
-            raise InputError(f"Hook powersgd works on models on the host or on one GPU, this one is on {places}.")
-
-    def register(
-        self,
-        ddp_model: DistributedDataParallel,
-        *,
-        scaler: torch.amp.GradScaler | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> Self:
-        """See `FeedbackHook.register`; collective over Gloo, where the ranks create a process group."""
-        super().register(ddp_model, scaler=scaler, optimizer=optimizer)
-        if self._device.type == "cuda":
-            self._lane, self._private = CommStream(self._device), self._group
-        else:
-            self._lane, self._private = borrow(self._group)
-        return self
 
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
         """Project on the autograd thread; all-reduce, orthogonalise and project back in an ordered job."""
-        if self._private is None:
-            raise InputError("Hook powersgd was used after its close(): close hooks when training is over.")
         if self.step < self.start:
             accumulate(buffer, slot).div_(self.divisor)  # the residual is zero, except after a resume
             for residual in slot.new.values():
                 residual.zero_()
-            future = self._lane.submit(lambda: self._send_all(buffer, watch))
+            future = self.submit(lambda: self._send_all(buffer, watch))
         else:
             plan = self._plan_of(layout, buffer)
             self._project(plan, accumulate(buffer, slot))
-            future = self._lane.submit(lambda: self._refine(plan, buffer, slot, watch))
+            future = self.submit(lambda: self._refine(plan, buffer, slot, watch))
         watch.encoded()
         return future, lambda _: buffer
 
@@ -243,7 +210,7 @@ class PowerSGD(FeedbackHook):
         """See `Hook.messages`."""
         return power_sgd_messages(bucket, rank=self.rank, min_compression_rate=self.min_compression_rate)
 
-    # Checkpoints and close
+    # Checkpoints
 
     def state_dict(self) -> StateDict:
         """See `FeedbackHook.state_dict`; includes the warm right factors by parameter name."""
@@ -254,11 +221,3 @@ class PowerSGD(FeedbackHook):
         super().load_state_dict(state)
         self._plans.clear()
         self._warm = {name: q.clone() for name, q in state["q"].items()}
-
-    def close(self) -> None:
-        """Release the thread, which ends with its last user; raise LaunchError if a collective does not end."""
-        if self._private is None:
-            return
-        self._private = None
-        if isinstance(self._lane, CommThread):
-            give_back(self._group)

@@ -18,6 +18,7 @@ from commbench.hooks.message import (
     ValueType,
     dense_messages,
     power_sgd_messages,
+    quantised_messages,
     random_k_messages,
     top_k_messages,
 )
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
     from commbench.hooks.base import Hook
 
 OptionValue: TypeAlias = bool | int | float | str | tuple[float, ...]
+#: What a hook does to gradients: nothing beyond the rounding of a sum; it rounds each to 16 bits; it drops more.
+Effect = Literal["none", "half precision", "lossy"]
 #: DDP without a hook.
 NONE = "none"
+FP16 = "fp16"
 TOP_K = "topk"
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
@@ -42,12 +46,15 @@ class HookOption:
     """Its type is the option's type; a tuple is a list of numbers."""
     choices: tuple[str, ...] = ()
     """Allowed texts; empty unless the option is a choice."""
+    least: int | None = None
+    """The smallest allowed whole number; None: not checked here."""
 
     @property
     def values(self) -> str:
         """The option's values, in words."""
         words = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a list such as 0.25+0.06"}
-        return " or ".join(self.choices) if self.choices else words[type(self.default)]
+        at_least = "" if self.least is None else f" of at least {self.least}"
+        return " or ".join(self.choices) if self.choices else words[type(self.default)] + at_least
 
     def read(self, text: str) -> OptionValue:
         """Parse a value of the option.
@@ -61,7 +68,10 @@ class HookOption:
             return TRUTH[text.lower()]
         if isinstance(self.default, tuple):  # commas separate hooks on a command line, so plus signs may stand for them
             return tuple(float(word) for word in text.replace("+", ",").split(","))
-        return int(text) if isinstance(self.default, int) else float(text)
+        number = int(text) if isinstance(self.default, int) else float(text)
+        if self.least is not None and number < self.least:
+            raise ValueError(text)
+        return number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,18 +91,16 @@ class HookSpec:
     """The option whose value follows the hook's name, without the option's name."""
     usual_number: str = ""
     """The value that stands for no number, if the number is optional."""
-    is_lossless: bool = False
-    """Whether the sum over ranks is the same as without a hook."""
+    effect: Effect = "lossy"
+    """What the hook does to the gradients that the optimiser gets."""
     is_instrument: bool = False
     """Whether the hook only serves measurements and is never recommended."""
-    runs_in_order: bool = False
-    """Whether the collectives of a bucket wait for the collectives of the previous bucket."""
+    runs_in_order: Callable[[Mapping[str, str]], bool] = lambda _options: False
+    """Returns whether, with these options, the collectives of a bucket wait for those of the previous bucket."""
+    compiles: Callable[[Mapping[str, str]], bool] = lambda _options: False
+    """Returns whether the hook with these options uses compiled code, which takes seconds to compile."""
     needs_shapes: Callable[[Collection[str]], bool] = lambda _options: False
     """Returns whether the size of the messages depends on the shapes of the tensors with these options."""
-
-    def compiles(self, options: Mapping[str, str]) -> bool:
-        """Return whether the hook with these options selects by compiled code, which takes seconds to compile."""
-        return self._text("selection", options) == "fast"
 
     def selects_over_buckets(self, options: Mapping[str, str]) -> bool:
         """Return whether the hook with these options selects over whole buckets: bucket sizes then affect results."""
@@ -192,6 +200,10 @@ def _random_k(bucket: BucketShape, *, density: float, **_others: OptionValue) ->
     return random_k_messages(bucket, density=density)
 
 
+def _int8(bucket: BucketShape, *, block: int, **_others: OptionValue) -> tuple[Message, ...]:
+    return quantised_messages(bucket, block=block)
+
+
 def _power_sgd(
     bucket: BucketShape, *, rank: int, min_compression_rate: float, **_others: OptionValue
 ) -> tuple[Message, ...]:
@@ -199,26 +211,37 @@ def _power_sgd(
 
 
 _SPECS = (
-    HookSpec(name=NONE, messages=dense_messages, formula="2(p-1)/p x 4n", is_lossless=True),
+    HookSpec(name=NONE, messages=dense_messages, formula="2(p-1)/p x 4n", effect="none"),
     HookSpec(
         name="passthrough",
         class_name="PassThrough",
         messages=dense_messages,
         formula="2(p-1)/p x 4n",
-        is_lossless=True,
+        effect="none",
         is_instrument=True,
     ),
     HookSpec(
-        name="fp16",
+        name=FP16,
         class_name="FP16",
         messages=lambda bucket: dense_messages(bucket, dtype="float16"),
         formula="2(p-1)/p x 2n",
+        effect="half precision",
     ),
     HookSpec(
         name="bf16",
         class_name="BF16",
         messages=lambda bucket: dense_messages(bucket, dtype="bfloat16"),
         formula="2(p-1)/p x 2n",
+        effect="half precision",
+    ),
+    HookSpec(
+        name="int8",
+        class_name="Int8",
+        messages=_int8,
+        formula="2(p-1)/p x n (1 + 4/block)",
+        options=(HookOption(name="block", default=256, least=1), _FEEDBACK),
+        runs_in_order=lambda _options: True,
+        compiles=lambda _options: True,
     ),
     HookSpec(
         name=TOP_K,
@@ -241,6 +264,7 @@ _SPECS = (
         number="density",
         usual_number="0.01",
         needs_shapes=lambda options: not _BY_TENSOR.isdisjoint(options),
+        compiles=lambda options: options.get("selection", "fast") == "fast",
     ),
     HookSpec(
         name="randomk",
@@ -265,7 +289,7 @@ _SPECS = (
         ),
         number="rank",
         usual_number="2",
-        runs_in_order=True,
+        runs_in_order=lambda _options: True,
         needs_shapes=lambda _options: True,
     ),
 )
@@ -331,9 +355,9 @@ def parse_hook(text: str) -> HookFields:
     return {"hook": name, "density": density, "hook_options": canonical}
 
 
-def hook_words(hook: str, density: float | None, options: str) -> str:
+def hook_words(hook: str, density: float | None, hook_options: str) -> str:
     """Return the text from which `parse_hook` returns these fields."""
-    texts = split_options(options)
+    texts = split_options(hook_options)
     number = texts.pop("rank", "") if density is None else f"{density:g}"
     return ":".join([hook, *([number] if number else []), *(f"{key}={value}" for key, value in texts.items())])
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError, check_choice
+from commbench.hooks import selectors
 from commbench.hooks.base import Finish, Stopwatch
 from commbench.hooks.feedback import FeedbackHook, Slot, is_finite, on_host, put
 from commbench.hooks.layout import Layout
@@ -25,10 +26,8 @@ from commbench.hooks.message import (
     check_density,
     top_k_messages,
 )
-from commbench.hooks.selectors import DTYPES, Selector, make_selector, prepare, split
-
-#: torch 2.13 renamed all_gather_into_tensor.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+from commbench.hooks.ordering import all_gather
+from commbench.hooks.selectors import DTYPES, Selector, make_selector, split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +107,12 @@ class TopK(FeedbackHook):
         """See `FeedbackHook.attach`; also compile the selection, so that no step waits for it."""
         super().attach(ddp_model, scaler)
         if self._fast:
-            prepare(self._device)
+            self.prepare(self._device)
+
+    @staticmethod
+    def prepare(device: torch.device) -> None:
+        """Compile the selection, see `selectors.prepare`."""
+        selectors.prepare(device)
 
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
@@ -124,7 +128,7 @@ class TopK(FeedbackHook):
         watch.started()
         if not channel.payload.sparse:
             return dist.all_reduce(buffer, group=self._group, async_op=True).get_future(), lambda _: buffer
-        future = _all_gather(channel.gathered.view(-1), channel.sent, group=self._group, async_op=True).get_future()
+        future = all_gather(channel.gathered.view(-1), channel.sent, group=self._group, async_op=True).get_future()
         return future, lambda _: self._decode(channel, buffer)
 
     # Sending

@@ -31,6 +31,7 @@ def autotune(
     out: str | os.PathLike[str] | None = None,
     bucket_cap_mb: str | Sequence[str | float] = AUTO,
     allow: Sequence[str] = ("none",),
+    accept_loss: bool = False,
     steps: int | None = None,
     time_limit: float | None = None,
     then: Then = "go-on",
@@ -55,6 +56,7 @@ def autotune(
         bucket_cap_mb: MiB such as ``25``, ``default``, or lists such as ``1+5+25``; ``auto``: one for each different
             layout of the model's buckets.
         allow: hooks to try, as ``commbench train --hook`` takes them; ``none`` is DDP without a hook.
+        accept_loss: whether lossy hooks of ``allow`` may be recommended; otherwise only their speedup is stated.
         steps: optimiser steps after which tuning ends; None: when it is decided.
         time_limit: seconds after which tuning ends; None: no limit.
         then: ``go-on`` trains on with the best setting; ``stop`` ends all ranks with exit code 0 after the decision.
@@ -74,6 +76,7 @@ def autotune(
         workload=name,
         bucket_cap_mb=checked_caps([bucket_cap_mb] if isinstance(bucket_cap_mb, str) else bucket_cap_mb),
         allow=tuple(checked_hooks(allow)),
+        accept_loss=accept_loss,
         steps=steps,
         time_limit_s=time_limit,
         then=checked_then(then),

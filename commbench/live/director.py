@@ -26,6 +26,7 @@ from commbench.live.run import LiveFacts, LiveRun
 from commbench.live.settings import settings_of
 from commbench.results.recommendation import Choice, Recommendation, setting_of
 from commbench.tuner.experiment import UNTIMED, Block, Experiment
+from commbench.tuner.learning import withheld
 from commbench.units import counted
 
 #: A step is disturbed if the gap behind its optimiser exceeds the usual gap by this factor and by this share of a step.
@@ -154,7 +155,12 @@ class Director(BaseDirector):
     ) -> None:
         settings = settings_of(original, ddp_model.module, options, has_own_hook=facts["own_hook"])
         super().__init__(ddp_model, options, settings, facts)
-        self._experiment = Experiment(settings, seed=options.seed + self._run.launch, max_steps=options.steps)
+        self._experiment = Experiment(
+            settings,
+            seed=options.seed + self._run.launch,
+            max_steps=options.steps,
+            withheld=[number for number, case in enumerate(settings) if withheld(case, original, self._run.info)],
+        )
         self._block: Block | None = None
         self._records: dict[tuple[int, str], TrainingRecord] = {}
         self._gaps_ms: list[float] = []
@@ -243,7 +249,8 @@ def _conclusion(recommendation: Recommendation | None) -> str:
     if recommendation.verdict == "change":
         return f"decided: {best.name} trains {best.gain_over(recommendation.baseline_name)}"
     if recommendation.verdict == "keep":
-        return "decided: the script's own setting stays; no other is more than 2 % faster"
+        others = "other that may be used" if any(each.withheld for each in recommendation.altering) else "other"
+        return f"decided: the script's own setting stays; no {others} is more than 2 % faster"
     return "undecided: the script's own setting stays"
 
 

@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args
 
 from commbench.ddp.plan.cases import canonical_cap
 from commbench.errors import InputError, check_choice
-from commbench.hooks.registry import HOOKS, parse_hook
+from commbench.hooks.registry import HOOKS, parse_hook, split_options
 from commbench.schema import JsonObject, read_as
 
 #: The environment variable that holds `LiveOptions` as JSON in every process of the training.
@@ -39,6 +39,8 @@ class LiveOptions:
     """Bucket sizes to choose from, as in ``ddp.csv``; empty: one for each different layout of the model's buckets."""
     allow: tuple[str, ...] = ()
     """Hooks to try beside the script's own setting, as ``--hook`` takes them."""
+    accept_loss: bool = False
+    """Whether lossy hooks may be recommended whatever they do to learning."""
     steps: int | None = None
     """Optimiser steps after which tuning ends; None: no limit but the experiment's own."""
     time_limit_s: float | None = None
@@ -99,11 +101,14 @@ def checked_hooks(names: Iterable[str]) -> list[str]:
     """Return hooks that may be recommended as ``--hook`` takes them: a bare name gets its usual number.
 
     Raises:
-        InputError: an unknown hook, or one that only measures.
+        InputError: an unknown hook or option, a value that is not understood, or a hook that only measures.
     """
     hooks = [HOOKS[name].usual if name in HOOKS else name for name in names]
     for hook in hooks:
-        if HOOKS[parse_hook(hook)["hook"]].is_instrument:
+        fields = parse_hook(hook)
+        spec = HOOKS[fields["hook"]]
+        spec.arguments(density=fields["density"], options=split_options(fields["hook_options"]))
+        if spec.is_instrument:
             raise InputError(
                 f"--allow {hook} is never recommended, because it sends the same as DDP without a hook; leave it out."
             )

@@ -30,6 +30,7 @@ from commbench.results.reading import read_info
 from commbench.results.recommendation import (
     Choice,
     Recommendation,
+    altering_sentences,
     headline,
     safe_sentences,
     setting_of,
@@ -127,6 +128,7 @@ class LiveRun:
         try:
             if store.resumed:
                 _refuse_other_baseline(store, baseline)
+                store.update(**_permissions(options))
             if "session" in facts:
                 refuse_other_conditions(facts["session"], store.info)
                 store.update(**header_fields(facts["session"], store.info))
@@ -135,6 +137,11 @@ class LiveRun:
             store.discard()
             store.close()
             raise
+
+    @property
+    def info(self) -> RunInfo:
+        """The entries of run.json."""
+        return self._info
 
     def append(self, record: TrainingRecord) -> None:
         """Write a record; one of the same case and launch that is longer takes the place of an earlier one."""
@@ -263,7 +270,13 @@ def _header(
         "settings": [setting.key for setting in settings],
         "framework": facts.get("framework", ""),
         "own_hook": facts.get("own_hook", False),
+        **_permissions(options),
     }
+
+
+def _permissions(options: LiveOptions) -> RunInfo:
+    """Return the entries of run.json on what may be recommended."""
+    return {"named_hooks": options.allow, "accepts_loss": options.accept_loss}
 
 
 def _argv(options: LiveOptions) -> list[str]:
@@ -274,6 +287,7 @@ def _argv(options: LiveOptions) -> list[str]:
     words = [word for name, limit in limits.items() if limit is not None for word in (name, f"{limit:g}")]
     words += ["--bucket-cap-mb", ",".join(options.bucket_cap_mb)] if options.bucket_cap_mb else []
     words += ["--allow", ",".join(options.allow)] if options.allow else []
+    words += ["--accept-loss"] if options.accept_loss else []
     words += ["--then", options.then] if options.then != "go-on" else []
     out = Path(options.out)
     here = Path.cwd()
@@ -356,7 +370,8 @@ def _completed(path: Path) -> Iterator[str]:
         before = "a block of steps was over" if is_watched(info) else "anything was compared"
         yield f"{DOING[mode_of(info)].capitalize()} ended before {before}{': ' if reason else ''}{reason}."
     else:
-        yield " ".join([headline(conclusion), *safe_sentences(conclusion), conclusion.reason])
+        altering = [sentence for each in conclusion.altering for sentence in altering_sentences(each, conclusion)]
+        yield " ".join([headline(conclusion), *safe_sentences(conclusion), conclusion.reason, *altering])
         for title, text in snippets(conclusion) if conclusion.verdict == "change" else ():
             yield from filter(None, [title, *(f"    {line}".rstrip() for line in text.splitlines())])
     yield trouble or f"Results: {path}; `commbench report {path}` draws them."

@@ -140,6 +140,10 @@ class RunInfo(Environment, total=False):
     exhaustive_launches: int | None
     max_loss_increase: float | None
     max_accuracy_loss: float | None
+    named_hooks: Sequence[str] | None
+    """Hooks that the user named, as ``--hook`` takes them; absent in older runs, which recommended any hook."""
+    accepts_loss: bool
+    """Whether lossy hooks may be recommended whatever they do to learning (``--accept-loss``)."""
     baseline: str
     """The key of the case that others are compared with, in a live tuning: the script's own setting."""
     framework: str

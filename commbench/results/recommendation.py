@@ -5,15 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name
 from commbench.errors import InputError
-from commbench.hooks.registry import find_hook
+from commbench.hooks.registry import Effect, find_hook
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
 from commbench.units import counted
 
 Verdict = Literal["change", "keep", "inconclusive"]
+#: As of hooks; ``batch``: another accumulation, so a step of the optimiser sees another number of samples.
+LearningEffect = Literal["none", "half precision", "batch", "lossy"]
+#: From the weakest to the strongest.
+EFFECTS: tuple[LearningEffect, ...] = get_args(LearningEffect)
+#: Why a setting that alters learning is not recommended: no option names its hook; its effect on learning was neither
+#: shown by ``--max-accuracy-loss`` nor waived by ``--accept-loss``; or nothing prevents that it is.
+Withheld = Literal["unnamed", "unproven", ""]
 Bounds = tuple[float, float]
 #: The schema of ``recommendation.json``, unchanged since the first version.
 RECOMMENDATION_SCHEMA = 1
@@ -104,6 +111,25 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlteringChoice(Choice):
+    """The fastest setting of the fresh launches among those with one effect on learning."""
+
+    effect: LearningEffect
+    verdict: Verdict
+    """The verdict on its speed alone."""
+    withheld: Withheld
+    """Why it is not recommended, however fast it is; empty if it may be."""
+    snippet: str
+    """Code to paste if it is a recommended change; else empty."""
+    speedup_half: float | None = None
+    """Of a lossy setting over the fastest setting in half precision, in the fresh launches; None without both."""
+    speedup_half_ci: Bounds | None = None
+    """Its interval of the recommendation's ``level``."""
+    cost: Cost | None = None
+    """What it changes in learning; None if the workload has no loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Search:
     """How a tuning selected its choice; the default is not counted."""
 
@@ -144,7 +170,7 @@ class Recommendation:
     batch_per_rank: int | None = None
     baseline: Choice
     best: Choice
-    """The fastest setting of the fresh launches; the baseline if none was faster."""
+    """The fastest setting of the fresh launches that may be recommended; the baseline if none was faster."""
     best_uncompressed: Choice
     """The fastest setting with uncompressed gradients."""
     speedup: float | None
@@ -152,8 +178,8 @@ class Recommendation:
     speedup_ci: Bounds | None
     """Its interval over launches, of level ``level`` as all others."""
     verdict: Verdict
-    """``change``: the interval lies above the margin of 2 %; ``keep``: no alternative's interval in fresh launches
-    reaches above it.
+    """``change``: the interval of ``best`` lies above the margin of 2 %; ``keep``: no interval in fresh launches
+    reaches above it. Only settings that may be recommended are judged.
     """
     reason: str
     """One sentence: what was compared, the gain and its interval."""
@@ -173,6 +199,8 @@ class Recommendation:
     """Whether a user's own training was tuned; the baseline is then the script's own setting."""
     safe: SafeChoice | None = None
     """The fastest setting that leaves learning unchanged; the baseline if none was faster; None in older files."""
+    altering: tuple[AlteringChoice, ...] = ()
+    """The fastest setting of each other effect on learning: half precision first, lossy last; empty in older files."""
     alternatives: tuple[Choice, ...] = ()
     """All confirmed settings beside the baseline, the fastest first."""
     cost: Cost | None = None
@@ -219,7 +247,7 @@ class Recommendation:
             if isinstance(data, Mapping):
                 data = {**data, **{name: data[key] for name, key in _KEYS.items() if key in data}}
             read = read_as(cls, data)
-            choices = (read.baseline, read.best, read.best_uncompressed, *read.alternatives)
+            choices = (read.baseline, read.best, read.best_uncompressed, *read.alternatives, *read.altering)
             for choice in (*choices, *([read.safe] if read.safe else [])):
                 choice.case.checked()
         except InputError as error:
@@ -258,13 +286,17 @@ def _change(recommendation: Recommendation, keep: str) -> str:
 
 
 def paragraph(recommendation: Recommendation) -> str:
-    """Return the conclusion in a paragraph: the safe setting, the best of all, its cost, and warnings."""
+    """Return the conclusion in a paragraph: the safe setting, those that alter learning, their cost, and warnings."""
     sentences = [headline(recommendation), *safe_sentences(recommendation), recommendation.reason]
     plain, best = recommendation.best_uncompressed, recommendation.best
     if recommendation.safe is None and _is_compressed(best):
         sentences.append(_without_compression(plain, recommendation.baseline))
     if cost := learning_cost(recommendation):
         sentences.append(cost)
+    for choice in recommendation.altering:
+        sentences += altering_sentences(choice, recommendation)
+        if setting_of(choice) != setting_of(best) and choice.effect == "lossy":
+            sentences.append(_learning_sentence(choice, choice.cost, recommendation))
     if best.accumulation != recommendation.baseline.accumulation:
         sentences.append(
             "Speed is per sample: with another accumulation a step of the optimiser sees other numbers of them."
@@ -287,9 +319,37 @@ def safe_sentences(recommendation: Recommendation) -> list[str]:
         return []
     if setting_of(safe) == setting_of(recommendation.baseline):
         return [f"No setting that leaves learning as it is was faster than {recommendation.baseline_name}."]
-    clauses = {"change": "", "keep": ", no more than 2 %", "inconclusive": " (inconclusive)"}
-    gain = safe.gain_over(recommendation.baseline_name)
-    return [f"Of those that leave learning as it is the fastest is {safe.name}, {gain}{clauses[safe.verdict]}."]
+    gain = safe.gain_over(recommendation.baseline_name) + _VERDICT_CLAUSES[safe.verdict]
+    return [f"Of those that leave learning as it is the fastest is {safe.name}, {gain}."]
+
+
+#: Ends the statement of a gain with the verdict on it.
+_VERDICT_CLAUSES = {"change": "", "keep": ", no more than 2 %", "inconclusive": " (inconclusive)"}
+#: Begins the sentence on the fastest setting of an effect.
+_EFFECT_WORDS = {
+    "half precision": "In half precision",
+    "batch": "With another accumulation",
+    "lossy": "Of those that lose a part of the gradients",
+}
+
+
+def altering_sentences(choice: AlteringChoice, recommendation: Recommendation) -> list[str]:
+    """Return what a setting that alters learning gains, and what it takes to have it recommended.
+
+    The gain of the best setting is omitted, because the recommendation's reason states it.
+    """
+    sentences = []
+    if setting_of(choice) != setting_of(recommendation.best):
+        gain = choice.gain_over(recommendation.baseline_name) + _VERDICT_CLAUSES[choice.verdict]
+        sentences.append(f"{_EFFECT_WORDS[choice.effect]} the fastest is {choice.name}, {gain}.")
+    if choice.speedup_half is not None:
+        low, high = choice.speedup_half_ci or (None, None)
+        interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
+        sentences.append(f"{choice.name} ran {choice.speedup_half:.3f} times as fast as half precision{interval}.")
+    proofs = "--accept-loss" if recommendation.is_live else "--max-accuracy-loss or --accept-loss"
+    needs = ["name it by --hook or --allow"] if choice.withheld == "unnamed" else []
+    needs += [f"give {proofs}"] if choice.withheld and choice.effect == "lossy" else []
+    return [*sentences, *([f"It is not recommended unless you {' and '.join(needs)}."] if needs else [])]
 
 
 def snippets(recommendation: Recommendation) -> list[tuple[str, str]]:
@@ -297,8 +357,10 @@ def snippets(recommendation: Recommendation) -> list[tuple[str, str]]:
     safe, best = recommendation.safe, recommendation.best
     if safe is None or recommendation.verdict != "change" or not alters_learning(best, recommendation.baseline):
         return [("", recommendation.snippet)]
+    slower = [each for each in recommendation.altering if each.snippet and setting_of(each) != setting_of(best)]
     return [
         ("To paste, leaves learning as it is:", safe.snippet),
+        *((f"To paste, {each.name}:", each.snippet) for each in slower),
         ("To paste, faster but alters learning:", recommendation.snippet),
     ]
 
@@ -307,9 +369,13 @@ def learning_cost(recommendation: Recommendation) -> str:
     """Return the effect of the best setting on learning, or that it is unknown; empty if it alters none."""
     if not alters_learning(recommendation.best, recommendation.baseline):
         return ""
-    if recommendation.cost is None:
+    return _learning_sentence(recommendation.best, recommendation.cost, recommendation)
+
+
+def _learning_sentence(choice: Choice, cost: Cost | None, recommendation: Recommendation) -> str:
+    if cost is None:
         return f"What this does to learning was not measured: {_why_no_cost(recommendation)}."
-    return _cost_sentence(recommendation.cost, recommendation)
+    return _cost_sentence(choice, cost, recommendation)
 
 
 def _why_no_cost(recommendation: Recommendation) -> str:
@@ -328,7 +394,7 @@ def _without_compression(plain: Choice, baseline: Choice) -> str:
     return f"Without compression the fastest is {plain.name}, {plain.gain_over('the default')}."
 
 
-def _cost_sentence(cost: Cost, recommendation: Recommendation) -> str:
+def _cost_sentence(choice: Choice, cost: Cost, recommendation: Recommendation) -> str:
     steps, time = cost.loss_equal_steps, cost.loss_equal_time
     text = (
         f"After {cost.steps} steps its training loss is {steps.best:.4g} against {steps.baseline:.4g} "
@@ -339,7 +405,7 @@ def _cost_sentence(cost: Cost, recommendation: Recommendation) -> str:
         metric = cost.metric
         text += f"; {cost.metric_name} is {metric.best:.4g} against {metric.baseline:.4g} (paired: {_signed(metric)})"
     if time.difference >= 0:
-        text += f"; in equal time {recommendation.best.name} learnt no more than {recommendation.baseline_name}"
+        text += f"; in equal time {choice.name} learnt no more than {recommendation.baseline_name}"
     return f"{text}; {counted(cost.steps, 'step')} are too few to judge the effect on learning."
 
 
@@ -361,13 +427,22 @@ def _signed(difference: Difference) -> str:
 
 
 def _is_compressed(choice: Choice) -> bool:
-    return not find_hook(choice.hook).is_lossless
+    return find_hook(choice.hook).effect != "none"
 
 
 def alters_learning(choice: Choice | TrainingCase, baseline: Choice | TrainingCase) -> bool:
     """Return whether a setting changes gradients or their number; another bucket size does not."""
-    names = ("hook", "precision", "accumulation")
-    return any(getattr(choice, name) != getattr(baseline, name) for name in names)
+    return effect_of(choice, baseline) != "none"
+
+
+def effect_of(choice: Choice | TrainingCase, baseline: Choice | TrainingCase) -> LearningEffect:
+    """Return the strongest effect on learning of what differs from the baseline."""
+    effect: Effect = "none" if choice.hook == baseline.hook else find_hook(choice.hook).effect
+    if effect == "lossy":
+        return effect
+    if choice.accumulation != baseline.accumulation:
+        return "batch"
+    return effect if choice.precision == baseline.precision else "half precision"
 
 
 _SETTING = tuple(f.name for f in dataclasses.fields(Choice) if f.name in TrainingCase.__dataclass_fields__)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from commbench import stats
-from commbench.ddp.plan.cases import CALIBRATE, PRECISIONS, TrainingCase, hook_position
+from commbench.ddp.plan.cases import CALIBRATE, PRECISIONS, TrainingCase, baseline_of, hook_position
 from commbench.ddp.plan.records import Bucket, BucketRow, TrainingRecord, TrainingRow
 from commbench.engine.flags import add_flag, join_flags, raised_flags
 from commbench.engine.records import SCHEMA
+from commbench.hooks.registry import FP16
 from commbench.results.info import RunInfo, ranks_per_gpu
 from commbench.results.summary import condition_flags, is_wide, joined_texts, launch_flags, metered
 from commbench.results.trained import (
@@ -81,10 +82,12 @@ def keyed_training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> dic
     rows: dict[TrainingCase, TrainingRow] = {}
     for group, members in groups.items():
         losses = equal_losses(members)
+        fp16 = _fp16(members, stand_ins, by_key)
         group_flags = {"drift"} if _drifted(baselines[group]) else set()
         for trained_case in members:
             row = _row(trained_case, by_key.get(trained_case.case.local().key), losses, info)
             row = _with_comparison(row, trained_case, baselines[group], verdicts)
+            row = _with_fp16(row, trained_case, fp16)
             rows[trained_case.case] = dataclasses.replace(
                 row, flags=join_flags(_flags(trained_case, row, group_flags, info))
             )
@@ -152,6 +155,30 @@ def _with_comparison(
         speedup_ci_low=interval.low if interval else None,
         speedup_ci_high=interval.high if interval else None,
         verdict=_supported(verdicts[trained_case.case.key], interval),
+    )
+
+
+def _fp16(
+    members: Sequence[Trained], stand_ins: Mapping[TrainingCase, TrainingCase], by_key: Mapping[str, Trained]
+) -> Trained | None:
+    """Return the setting of a group that sends FP16 in DDP's default buckets; None if it was not trained."""
+    case = dataclasses.replace(baseline_of([trained_case.case for trained_case in members]), hook=FP16)
+    return by_key.get(stand_ins.get(case, case).key)
+
+
+def _with_fp16(row: TrainingRow, trained_case: Trained, fp16: Trained | None) -> TrainingRow:
+    """Fill the columns that compare a configuration with FP16 in default buckets."""
+    if fp16 is None or not (trained_case.is_ok and fp16.is_ok):
+        return row
+    if trained_case is fp16:
+        return dataclasses.replace(row, speedup_fp16=1.0)
+    speedup = speedup_of(trained_case, fp16)
+    interval = speedup.interval if speedup else None
+    return dataclasses.replace(
+        row,
+        speedup_fp16=speedup.ratio if speedup else None,
+        speedup_fp16_ci_low=interval.low if interval else None,
+        speedup_fp16_ci_high=interval.high if interval else None,
     )
 
 

@@ -207,6 +207,11 @@ class Standing:
             predicted=predicted,
         )
 
+    @property
+    def cases(self) -> list[TrainingCase]:
+        """The settings, the fastest first."""
+        return [estimate.case for estimate in self.estimates]
+
     def without(self, unfit: Iterable[TrainingCase]) -> Standing:
         """Return the standing without some settings."""
         left_out = set(unfit)

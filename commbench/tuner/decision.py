@@ -16,6 +16,8 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.hooks.registry import HOOKS
 from commbench.results.info import RunInfo, is_live
 from commbench.results.recommendation import (
+    EFFECTS,
+    AlteringChoice,
     Choice,
     Cost,
     Difference,
@@ -23,6 +25,7 @@ from commbench.results.recommendation import (
     SafeChoice,
     Verdict,
     alters_learning,
+    effect_of,
     fresh_extent,
     setting_of,
 )
@@ -45,7 +48,7 @@ from commbench.results.trained import (
 )
 from commbench.stats import MARGIN
 from commbench.tuner.effort import exhaustive_steps, launch_advice, measured_steps, steps_of
-from commbench.tuner.learning import accuracy_warning
+from commbench.tuner.learning import accuracy_warning, withheld
 from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
 from commbench.units import counted
 
@@ -93,12 +96,12 @@ def judge(speedup: Speedup | None) -> Verdict:
 def candidates(
     records: Iterable[TrainingRecord], info: RunInfo, *, max_loss_increase: float | None = None
 ) -> list[TrainingCase]:
-    """Return the configurations to confirm in fresh launches: the baseline, the fastest, and up to two milder ones.
+    """Return the configurations to confirm in fresh launches: the baseline and the fastest of each effect on learning.
 
-    The milder ones are the fastest that leaves learning unchanged and the fastest without compression, if they are
-    faster than the baseline. All are chosen from the sweep: from the group with the most ranks, and there the first
-    batch of ``info["batches"]``, else the smallest. The fastest is always an alternative, even if it is slower than the
-    baseline, because only a comparison can show that the default is as good.
+    One with a stronger effect must be faster than those with a weaker effect. The fastest without compression is added,
+    because it may alter learning by its precision. All must be faster than the baseline, except the fastest that may be
+    recommended: only a comparison can show that the default is as good. They are chosen from the sweep: from the group
+    with the most ranks, and there the first batch of ``info["batches"]``, else the smallest.
 
     Left out are configurations that failed, whose ranks disagree, whose steps were all skipped, or whose loss is not
     finite while the baseline's is. So are configurations that lose more accuracy than ``info["max_accuracy_loss"]``
@@ -118,9 +121,13 @@ def candidates(
         return []
     ranked = sorted(group.alternatives, key=group.ratio, reverse=True)
     faster = [candidate for candidate in ranked if group.ratio(candidate) > 1]
-    safe = [candidate for candidate in faster if not alters_learning(candidate.case, group.case)]
+    by_effect = {effect_of(candidate.case, group.case): candidate for candidate in reversed(faster)}
+    fastest: list[Trained] = []
+    for candidate in (by_effect[effect] for effect in EFFECTS if effect in by_effect):
+        fastest += [candidate] if not fastest or group.ratio(candidate) > group.ratio(fastest[-1]) else []
     plain = [candidate for candidate in faster if candidate.case.is_plain]
-    chosen = [group.baseline, *safe[:1], *plain[:1], *ranked[:1]]
+    usable = [candidate for candidate in ranked if not withheld(candidate.case, group.case, info)]
+    chosen = [group.baseline, *fastest[:1], *plain[:1], *fastest[1:], *(usable or ranked)[:1]]
     return list(dict.fromkeys(dataclasses.replace(candidate.case, phase=CONFIRM) for candidate in chosen))
 
 
@@ -274,7 +281,10 @@ class _Decision:
         group, case = self.group, self.group.case
         speedups = {candidate.case: self._speedup(candidate) for candidate in group.alternatives}
         ranked = sorted(group.alternatives, key=group.ratio, reverse=True)
-        verdict, judged = self._verdict(ranked, speedups)
+        usable = [candidate for candidate in ranked if not withheld(candidate.case, case, self.info)]
+        verdict, judged = self._verdict(usable, speedups)
+        if self.fresh and ranked and not usable:
+            verdict = "keep"
         choices = {candidate.case: _choice_of(candidate, speedups[candidate.case]) for candidate in ranked}
         baseline = self._baseline_choice()
         best = judged if judged is not None and group.ratio(judged) > 1 else None
@@ -282,7 +292,8 @@ class _Decision:
             (candidate for candidate in ranked if candidate.case.is_plain and group.ratio(candidate) > 1), None
         )
         chosen = choices[best.case] if best else baseline
-        judged_speedup = speedups[judged.case] if judged else None
+        shown = judged or next(iter(ranked), None)
+        judged_speedup = speedups[shown.case] if shown else None
         launches = judged_speedup.launches if judged_speedup else 0
         level = judged_speedup.interval.level if judged_speedup and judged_speedup.interval else FIRST_LOOK
         snippet = self._snippet(best if verdict == "change" else None)
@@ -298,7 +309,9 @@ class _Decision:
             speedup_ci=chosen.speedup_ci,
             verdict=verdict,
             level=level,
-            reason=self._reason(verdict, choices[judged.case] if judged else None, judged_speedup, level),
+            reason=self._reason(
+                verdict, choices[judged.case] if judged else None, judged_speedup, level, has_withheld=bool(ranked)
+            ),
             snippet=snippet,
             measured_steps=measured_steps(self.records),
             exhaustive_steps=exhaustive_steps(self.records, self.info),
@@ -306,6 +319,7 @@ class _Decision:
             blocks=judged_speedup.blocks if judged_speedup else 0,
             is_live=is_live(self.info),
             safe=self._safe(ranked, speedups),
+            altering=self._altering(ranked, speedups, level) if self.fresh else (),
             alternatives=tuple(choices.values()),
             cost=_cost_of(best, group) if best else None,
             warnings=self._warnings(best, judged_speedup, level),
@@ -335,6 +349,35 @@ class _Decision:
         choice = _choice_of(best, speedups[best.case]) if best else self._baseline_choice()
         snippet = self._snippet(best if verdict == "change" else None)
         return SafeChoice(**vars(choice), verdict=verdict, snippet=snippet)
+
+    def _altering(
+        self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None], level: float
+    ) -> tuple[AlteringChoice, ...]:
+        """Return the fastest alternative of each other effect on learning, each judged on its own."""
+        by_effect = {effect_of(candidate.case, self.group.case): candidate for candidate in reversed(ranked)}
+        half = by_effect.get("half precision")
+        choices = []
+        for effect in EFFECTS[1:]:
+            if effect not in by_effect:
+                continue
+            candidate = by_effect[effect]
+            why_withheld = withheld(candidate.case, self.group.case, self.info)
+            verdict = judge(speedups[candidate.case])
+            over_half = speedup_of(candidate, half, level=level) if half and effect == "lossy" else None
+            interval = over_half.interval if over_half else None
+            choices.append(
+                AlteringChoice(
+                    **vars(_choice_of(candidate, speedups[candidate.case])),
+                    effect=effect,
+                    verdict=verdict,
+                    withheld=why_withheld,
+                    snippet=self._snippet(candidate) if verdict == "change" and not why_withheld else "",
+                    speedup_half=over_half.ratio if over_half else None,
+                    speedup_half_ci=(interval.low, interval.high) if interval else None,
+                    cost=_cost_of(candidate, self.group),
+                )
+            )
+        return tuple(choices)
 
     def _speedup(self, candidate: Trained) -> Speedup | None:
         """Return the speedup in fresh launches, or in the fresh blocks of few; None without any."""
@@ -396,12 +439,16 @@ class _Decision:
         chosen = dataclasses.replace(chosen, step_ms=step_ms)
         return dataclasses.replace(chosen, speedup=1.0, speedup_ci=(1.0, 1.0)) if self.fresh else chosen
 
-    def _reason(self, verdict: Verdict, judged: Choice | None, speedup: Speedup | None, level: float) -> str:
+    def _reason(
+        self, verdict: Verdict, judged: Choice | None, speedup: Speedup | None, level: float, *, has_withheld: bool
+    ) -> str:
         """Return one sentence: what was compared, the gain and its interval."""
         baseline = self._baseline_name
         if self.group.baseline is None:
             subject = f"{baseline[0].upper()}{baseline[1:]}"
             return f"{subject} did not train, so nothing can be compared with it: {self._why_unfit()}."
+        if judged is None and has_withheld:
+            return f"Every alternative to {baseline} that was measured alters learning, and none may be recommended."
         if judged is None:
             return f"No alternative to {baseline} was measured well{self._why_none()}."
         if not self.fresh:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
-from commbench.results.recommendation import Verdict, alters_learning
+from commbench.results.recommendation import EFFECTS, Verdict, effect_of
 from commbench.results.trained import Speedup
 from commbench.stats import MARGIN, fewest_launches, launch_interval, median
 from commbench.tuner.decision import LIVE_LOOKS, judge, live_level_of
@@ -91,29 +91,33 @@ class _Stage:
 
 
 class _Screening(_Stage):
-    """Successive halving, apart for the alternatives that leave learning as it is and for the others.
+    """Successive halving, apart for the alternatives of each effect on learning.
 
     Args:
-        candidates: numbers of the alternatives.
-        safe: those that leave learning as it is.
+        classes: numbers of the alternatives by their effect on learning, none first.
+        withheld: numbers of those that may not be recommended.
     """
 
     phase = SWEEP
 
-    def __init__(self, candidates: Sequence[int], safe: Collection[int]) -> None:
-        super().__init__(candidates)
-        self._safe = safe
+    def __init__(self, classes: Sequence[Sequence[int]], withheld: Collection[int]) -> None:
+        super().__init__(list(itertools.chain.from_iterable(classes)))
+        self._classes = classes
+        self._withheld = withheld
 
     def end_round(self) -> None:
         """Drop the alternatives that are clearly behind and, after some rounds, the slower half."""
         if self.rounds:
-            behind = self._behind()
-            safe = self._best_of([setting for setting in self.candidates if setting in self._safe], behind, 0.0)
-            leader = max(map(self.median_speedup, safe), default=0.0)
-            others = self._best_of(
-                [setting for setting in self.candidates if setting not in self._safe], behind, leader
-            )
-            self.candidates = [*safe, *others]
+            behind, leader = self._behind(), 0.0
+            kept: list[int] = []
+            for members in self._by_class():
+                kept += self._best_of(members, behind, leader)
+                leader = max(map(self.median_speedup, kept), default=0.0)
+            self.candidates = kept
+
+    def _by_class(self) -> list[list[int]]:
+        """Return the alternatives that are left by their effect on learning."""
+        return [[setting for setting in self.candidates if setting in members] for members in self._classes]
 
     def _best_of(self, candidates: Sequence[int], behind: float, leader: float) -> list[int]:
         ranked = sorted(candidates, key=self.median_speedup, reverse=True)
@@ -136,18 +140,26 @@ class _Screening(_Stage):
     def next_round(self) -> list[int]:
         """Return the settings of the next round; none when the finalists are chosen."""
         if self.rounds:
-            safe = sum(setting in self._safe for setting in self.candidates)
-            has_chosen = max(safe, len(self.candidates) - safe) <= 1
+            has_chosen = max(map(len, self._by_class()), default=0) <= 1
             if has_chosen or self.rounds >= HALVINGS[-1] or self._behind() < math.log1p(MARGIN):
                 return []
         return [0, *self.candidates] if self.candidates else []
 
     def finalists(self) -> list[int]:
-        """Return the best of all and, if that is another and gains anything, the best that leaves learning as it is."""
+        """Return the best that may be recommended, then the best of each effect on learning.
+
+        One with a stronger effect must be faster than those with a weaker effect, and than the baseline.
+        """
         measured = [setting for setting in self.candidates if self.speedups(setting)]
         ranked = sorted(measured, key=self.median_speedup, reverse=True)
-        safe = [setting for setting in ranked if setting in self._safe and self.median_speedup(setting) > 1]
-        return list(dict.fromkeys([*ranked[:1], *safe[:1]]))
+        usable = [setting for setting in ranked if setting not in self._withheld]
+        chosen, leader = (usable or ranked)[:1], 1.0
+        for members in self._by_class():
+            best = max(members, key=self.median_speedup, default=0)
+            if self.median_speedup(best) > leader:
+                leader = self.median_speedup(best)
+                chosen.append(best)
+        return list(dict.fromkeys(chosen))
 
 
 class _Confirmation(_Stage):
@@ -177,7 +189,7 @@ class _Confirmation(_Stage):
         self._verdicts |= {setting: judge(self.speedup(setting)) for setting in self.candidates}
         undecided = [setting for setting in self.candidates if self._verdicts[setting] == "inconclusive"]
         if self._is_best_faster and self._best in self.candidates:
-            # The best of all can be used. The other finalist gets one more look.
+            # The best of all can be used. The other finalists get one more look.
             self._last_look = min((look for look in self._looks if look > self.rounds), default=self.rounds)
         self.candidates = undecided
 
@@ -258,11 +270,20 @@ class Experiment:
         seed: of the order of blocks.
         max_steps: optimiser steps of the training after which the experiment is over. None: `OWN_STEPS` or
             `OWN_SECONDS` if the time is not limited either.
+        withheld: numbers of the settings that may not be recommended, however fast they are.
     """
 
-    def __init__(self, settings: Sequence[TrainingCase], *, seed: int, max_steps: int | None) -> None:
-        safe = [number for number, case in enumerate(settings) if not alters_learning(case, settings[0])]
-        self._stage: _Screening | _Confirmation = _Screening(range(1, len(settings)), safe)
+    def __init__(
+        self,
+        settings: Sequence[TrainingCase],
+        *,
+        seed: int,
+        max_steps: int | None,
+        withheld: Collection[int] = (),
+    ) -> None:
+        effects = [effect_of(case, settings[0]) for case in settings]
+        classes = [[number for number in range(1, len(settings)) if effects[number] == effect] for effect in EFFECTS]
+        self._stage: _Screening | _Confirmation = _Screening(classes, withheld)
         self._random = random.Random(seed)
         self._limits = _Limits(max_steps)
         self._queue: list[int] = []

@@ -1,16 +1,55 @@
-"""Accuracy limits of a recommendation: which settings ``--max-accuracy-loss`` leaves out, and why."""
+"""Effects on learning: which settings may be recommended, and which ``--max-accuracy-loss`` leaves out, and why."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from commbench import stats
-from commbench.results.recommendation import alters_learning
+from commbench.ddp.plan.cases import TrainingCase
+from commbench.results.info import RunInfo
+from commbench.results.recommendation import Withheld, alters_learning, effect_of
 from commbench.results.trained import EqualLosses, Trained, falls, median, paired_losses
 from commbench.stats import Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Permission:
+    """The hooks that may be recommended, as far as the user decides it."""
+
+    named_hooks: Sequence[str] | None
+    """Hooks that the user named, as ``--hook`` takes them; None: all."""
+    accepts_loss: bool
+    """Whether lossy hooks may be recommended whatever they do to learning."""
+
+    @property
+    def info(self) -> RunInfo:
+        """The entries of ``run.json``."""
+        return {"named_hooks": self.named_hooks, "accepts_loss": self.accepts_loss}
+
+
+#: Permission of runs that are not made for a user.
+ANY_HOOK = Permission(named_hooks=None, accepts_loss=True)
+
+
+def withheld(case: TrainingCase, baseline: TrainingCase, info: RunInfo) -> Withheld:
+    """Return why a setting may not be recommended, however fast it is; empty if it may be.
+
+    A setting that leaves learning unchanged may be. A hook that rounds to half precision must be named by the user. A
+    lossy hook must be named, and its accuracy limited by ``--max-accuracy-loss`` or its loss accepted. Precision and
+    accumulation change only where the user names them.
+    """
+    effect = effect_of(case, baseline)
+    named_hooks = info.get("named_hooks")
+    if named_hooks is None or effect in {"none", "batch"}:
+        return ""
+    if case.hook != baseline.hook and not case.is_plain and case.hook_name not in named_hooks:
+        return "unnamed"
+    is_judged = info.get("max_accuracy_loss") is not None or info.get("accepts_loss", False)
+    return "unproven" if effect == "lossy" and not is_judged else ""
 
 
 def accuracy_warning(

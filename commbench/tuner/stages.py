@@ -30,6 +30,7 @@ from commbench.results.trained import median, trained
 from commbench.stats.budgets import BUDGETS, TuningBudget
 from commbench.tuner.choice import Chooser, Standing, can_gain, network_cases
 from commbench.tuner.decision import recommend
+from commbench.tuner.learning import ANY_HOOK, Permission, withheld
 from commbench.tuner.sweep import training_request
 from commbench.units import counted
 
@@ -69,6 +70,8 @@ class TuningPlan:
     backend: str = "gloo"
     max_accuracy_loss: float | None = None
     """Largest accuracy loss of a recommended setting, see `commbench.tuner.learning`; None: not judged."""
+    permission: Permission = ANY_HOOK
+    """The hooks that may be recommended."""
     confirm_launches: int | None = None
     """Fresh launches; None: as many as the cost allows, up to the budget's."""
     steps: int | None = None
@@ -106,16 +109,21 @@ class TuningPlan:
         return baseline_of(self.candidates)
 
     @property
+    def _permitted(self) -> RunInfo:
+        """The entries of run.json on what may be recommended."""
+        return {"max_accuracy_loss": self.max_accuracy_loss, **self.permission.info}
+
+    @property
     def info(self) -> RunInfo:
         """The entries of run.json for the summary, the prediction and the recommendation."""
         return {
+            **self._permitted,
             "facts": self.facts.to_json(),
             "candidates": [case.key for case in self.candidates],
             "layouts": {case.key: list(case_bucket_bytes(case, self.facts)) for case in self.candidates},
             "exhaustive_cases": len(self.candidates),
             "exhaustive_launches": self.budget.training.launches,
             "first_look": self.first_look,
-            "max_accuracy_loss": self.max_accuracy_loss,
             "batches": [self.facts.batch_size],
         }
 
@@ -394,11 +402,11 @@ class TuningPlan:
         return can_gain(standing.predicted, self.baseline, median(list(default.steps_ms.values())))
 
     def winners(self, records: Sequence[AnyRecord]) -> list[TrainingCase]:
-        """Return the settings to confirm: the best, and the best without compression if that differs.
+        """Return the settings to confirm: the best that may be recommended, then others if there is room.
 
-        The best comes from the last round, or without rounds from predictions. If a time limit cut a round, its
-        unmeasured settings are judged by earlier rounds or, in the first round, by prediction; otherwise chance would
-        choose.
+        The others are the best of all and the best without compression. The best come from the last round, or without
+        rounds from predictions. If a time limit cut a round, its unmeasured settings are judged by earlier rounds or,
+        in the first round, by prediction; otherwise chance would choose.
         """
         standing = self._standing(len(self.round_sizes), records)
         measured = [estimate.case for estimate in standing.estimates if estimate.by_launch]
@@ -410,9 +418,11 @@ class TuningPlan:
             return []
         plain = standing.best(measured, is_plain=True)
         fitting = max(self._most_confirmed, self._left_to_confirm(records) // self.first_look)
-        has_room = fitting > 2  # noqa: PLR2004 - the default, the best and it
-        is_wanted = plain is not None and not best.is_plain and plain.log_ratio < 0 and has_room
-        return [best.case, *([plain.case] if plain and is_wanted else [])]
+        kept = standing.without(case for case in standing.cases if withheld(case, self.baseline, self._permitted))
+        usable = kept.best(latest) or kept.best(measured or None)
+        is_wanted = plain is not None and not best.is_plain and plain.log_ratio < 0
+        chosen = [*([usable.case] if usable else []), best.case, *([plain.case] if plain and is_wanted else [])]
+        return list(dict.fromkeys(chosen))[: fitting - 1]
 
     def _standing(self, rounds: int, records: Sequence[AnyRecord]) -> Standing:
         """Return the standing of all settings after a number of rounds.

@@ -15,6 +15,7 @@ from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.record_types import AnyRecord, training_records
 from commbench.stats.budgets import Budget, TrainingBudget
 from commbench.tuner.decision import candidates
+from commbench.tuner.learning import ANY_HOOK, Permission
 from commbench.units import counted
 
 #: Share of the target time for the sweep; the rest is for the confirmation.
@@ -23,7 +24,7 @@ SWEEP_SHARE = 0.55
 FEWEST_LAUNCHES = 2
 #: Duration of a block over that of its timed steps on the baseline: early steps, setup and diagnosis.
 OVERHEAD = 2.5
-#: The baseline, the fastest without compression and the fastest of all.
+#: Most often the baseline, the fastest without compression and the fastest of all.
 MOST_CONFIRMED = 3
 
 
@@ -41,6 +42,8 @@ class TrainingPlan:
     """Largest relative increase of a recommended setting's loss; None: not judged."""
     max_accuracy_loss: float | None = None
     """Largest accuracy loss of a recommended setting, see `commbench.tuner.learning`; None: not judged."""
+    permission: Permission = ANY_HOOK
+    """The hooks that may be recommended."""
     steps: int | None = None
     """Steps of every block; None: see `commbench.ddp.plan.cases.Terms`."""
     threads: int | None = None
@@ -75,6 +78,7 @@ class TrainingPlan:
             "layouts": {case.key: list(case_bucket_bytes(case, self.facts)) for case in self.measured if case.uses_ddp},
             "max_loss_increase": self.max_loss_increase,
             "max_accuracy_loss": self.max_accuracy_loss,
+            **self.permission.info,
             "batches": [case.batch_per_rank for case in self.cases[:1]],
         }
 

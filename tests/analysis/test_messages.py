@@ -24,13 +24,15 @@ TEXTS = [
     "topk:0.5:dense_below=10000000",
     "randomk:0.013",
     "powersgd:1",
+    "int8",
+    "int8:block=32",
     "powersgd:4:min_compression_rate=8",
 ]
 
 
 def sent_bytes(messages: Sequence[Message], world_size: int) -> float:
-    """Return the bytes that a rank sends in ring all_reduces and all_gathers."""
-    factors = {"all_reduce": 2.0, "all_gather": 1.0}
+    """Return the bytes that a rank sends in ring all_reduces, all_gathers and all_to_alls."""
+    factors = {"all_reduce": 2.0, "all_gather": 1.0, "all_to_all": 1.0}
     return sum(factors[m.operation] * (world_size - 1) / world_size * m.message_bytes for m in messages)
 
 

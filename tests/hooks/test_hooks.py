@@ -52,7 +52,7 @@ class FakeBucket:
 def test_every_name_makes_its_hook() -> None:
     """Return each hook by name, and None for none."""
     made = [make_hook(name) for name in HOOKS]
-    assert ["none", "passthrough", "fp16", "bf16", "topk", "randomk", "powersgd"] == list(HOOKS)
+    assert ["none", "passthrough", "fp16", "bf16", "int8", "topk", "randomk", "powersgd"] == list(HOOKS)
     assert [None, *list(HOOKS)[1:]] == [hook and hook.name for hook in made]
 
 
@@ -104,7 +104,7 @@ def test_options_reach_the_hook() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("topsy", {}, ["topsy", "none, passthrough, fp16, bf16, topk:DENSITY, randomk:DENSITY, powersgd:RANK"]),
+        ("topsy", {}, ["topsy", "none, passthrough, fp16, bf16, int8, topk:DENSITY, randomk:DENSITY, powersgd:RANK"]),
         ("fp16", {"density": 0.1}, ["fp16", "0.1", "takes none"]),
         ("none", {"density": 0.1}, ["none", "0.1"]),
         ("topk", {"density": 0.0}, ["topk", "density 0"]),
@@ -119,6 +119,10 @@ def test_options_reach_the_hook() -> None:
         ("topk", {"options": {"warmup": "0.5"}}, ["warmup_steps"]),
         ("topk", {"options": {"warmup": "2", "warmup_steps": "3"}}, ["density 2"]),
         ("topk", {"density": 0.1, "options": {"density": "0.2"}}, ["density"]),
+        ("int8", {"options": {"block": "0"}}, ["int8", "block=0", "a whole number of at least 1"]),
+        ("int8", {"options": {"block": "-8"}}, ["block=-8"]),
+        ("int8", {"options": {"block": "2.5"}}, ["block=2.5", "whole number"]),
+        ("int8", {"density": 0.1}, ["int8", "takes none"]),
         ("powersgd", {"options": {"rank": "0"}}, ["rank 0"]),
         ("powersgd", {"options": {"rank": "two"}}, ["rank=two", "whole number"]),
     ],
@@ -366,6 +370,8 @@ def ring(nbytes: int, ranks: int) -> int:
         ("topk", {"dense_below": "1000001"}, ring(4_000_000, 4)),
         ("randomk", {"density": "0.01"}, ring(40_000, 4)),
         ("powersgd", {"rank": "4"}, ring(4 * 4 * 2000, 4)),
+        ("int8", {}, ring(1_000_000 + 4 * 4 * 977, 4)),  # 977 blocks of a shard
+        ("int8", {"block": "100"}, ring(1_040_000, 4)),
     ],
 )
 def test_wire_bytes(name: str, options: dict[str, str], expected: int) -> None:

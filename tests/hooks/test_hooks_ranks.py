@@ -13,9 +13,18 @@ from gloo_ranks import RANKS, found_by, rank_environment, run_gloo_ranks
 pytest.importorskip("torch")
 
 DENSE = ("passthrough", "fp16", "bf16")
-SPARSE = ("topk", "topk exact", "topk parameter fp16", "topk dense_below", "randomk", "powersgd")
+LOSSY = (
+    "topk",
+    "topk exact",
+    "topk parameter fp16",
+    "topk dense_below",
+    "randomk",
+    "powersgd",
+    "int8",
+    "int8 one block",
+)
 #: Hooks with a memory.
-MEMORIES = cases(["topk", "powersgd"], ["topk parameter fp16", "topk momentum", "randomk"])
+MEMORIES = cases(["topk", "powersgd", "int8"], ["topk parameter fp16", "topk momentum", "randomk"])
 STEPS, ALL_MEMORIES = cases(["train:10"], ["train:20"])[-1], ":".join(MEMORIES)
 
 Start = Callable[..., list[tuple[int, str, str]]]
@@ -77,7 +86,7 @@ def check_training(results: dict[str, Any]) -> None:
     assert [] == results["flaws"]
 
 
-@pytest.mark.parametrize("name", DENSE + SPARSE)
+@pytest.mark.parametrize("name", DENSE + LOSSY)
 def test_every_step_is_right_on_two_ranks(trained: Any, name: str) -> None:
     """Average in every step what each rank sent of gradient plus residual."""
     check_training(trained[name])
@@ -88,7 +97,7 @@ def test_every_step_is_right_on_two_ranks(trained: Any, name: str) -> None:
 def test_every_step_is_right_for_long(start: Start, ranks: int, check: str) -> None:
     """Average correctly over many steps on two and four ranks."""
     results = found_by(start(ranks, "hooks_check.py", check))["train"]
-    for name in DENSE + SPARSE:
+    for name in DENSE + LOSSY:
         check_training(results[name])
 
 
@@ -97,10 +106,21 @@ def test_a_corrupted_step_is_found(trained: Any) -> None:
     assert [7] == trained["corrupt"]["wrong"]
 
 
+def test_a_corrupted_shard_is_found(trained: Any) -> None:
+    """Detect one wrong value of one shard, although all ranks receive the same wrong sum."""
+    assert [7] == trained["corrupt int8"]["wrong"]
+    assert trained["corrupt int8"]["agree"]
+
+
+def test_a_dropped_residual_is_found(trained: Any) -> None:
+    """Detect that the rounding errors of sums were not kept."""
+    assert trained["forgetful int8"]["wrong"]
+
+
 def test_only_lossy_hooks_have_a_residual(trained: Any) -> None:
     """Keep a residual only if not everything is sent."""
     assert [0.0] * len(DENSE) == [trained[name]["residual"] for name in DENSE]
-    assert all(trained[name]["residual"] > 0 for name in SPARSE)
+    assert all(trained[name]["residual"] > 0 for name in LOSSY)
 
 
 @pytest.mark.parametrize("name", ["topk", "topk exact", "topk parameter", "topk whole", "randomk"])
@@ -156,7 +176,7 @@ def test_infinity_without_a_scaler(checked: Any, name: str) -> None:
 
 def test_memory_layouts_and_options(checked: Any) -> None:
     """Average correctly in other memory layouts and with DDP's options."""
-    assert 10 == len(checked["shapes_and_options"])
+    assert 15 == len(checked["shapes_and_options"])
     assert {} == {name: error for name, error in checked["shapes_and_options"].items() if not error < 1e-5}
 
 
@@ -256,7 +276,7 @@ def test_sparse_gradients_are_refused(errors: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hook", ["topk", "powersgd"])
+@pytest.mark.parametrize("hook", ["topk", "powersgd", "int8"])
 def test_processes_end_by_themselves(tmp_path: Path, hook: str) -> None:
     """Exit with 0 and no message after the last line, also with an unclosed thread."""
     command = [sys.executable, str(RANKS / "hooks_end.py"), "good", hook]

@@ -73,6 +73,7 @@ def make_run(path: Path, **plan: object) -> None:
         ("tune --bucket-cap-mb big -- true", "Bucket size 'big' is not understood"),
         ("tune --allow shrink -- true", "Unknown hook 'shrink'"),
         ("tune --allow passthrough -- true", "--allow passthrough is never recommended"),
+        ("tune --allow int8:block=0 -- true", "Hook int8 was given block=0: it takes a whole number of at least 1"),
         ("tune --workload mlp -- true", "--workload was given and does not apply"),
         ("tune -n 2 -- true", "--ranks was given and does not apply"),
         ("tune --dry-run -- true", "--dry-run was given and does not apply"),
@@ -163,7 +164,7 @@ def test_options_have_the_defaults_of_a_training(noted: Callable[[str], LiveOpti
 def test_options_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
     """Parse every option before the separator, and none after it."""
     line = "tune --bucket-cap-mb 5,1+25 --allow none,topk --steps 9 --time-limit 8 --then stop --seed 7 --out o"
-    options = noted(f"{line} -- true -- --seed 1")
+    options = noted(f"{line} --accept-loss -- true -- --seed 1")
     assert (("5", "1+25"), ("none", "topk:0.01"), 9, 8, "stop", 7) == (
         options.bucket_cap_mb,
         options.allow,
@@ -172,6 +173,7 @@ def test_options_are_handed_on(noted: Callable[[str], LiveOptions]) -> None:
         options.then,
         options.seed,
     )
+    assert options.accept_loss
     assert ("true", "--", "--seed", "1") == options.argv
 
 

@@ -275,12 +275,13 @@ def test_writing_takes_no_time_of_the_training(tmp_path: Path, monkeypatch: pyte
 def test_the_command_to_repeat(tmp_path: Path) -> None:
     """Print the command with its options, or the script's own command line."""
     for name, options in (
-        ("command", make_options(tmp_path / "command", steps=200, allow=("fp16",), then="stop")),
+        ("command", make_options(tmp_path / "command", steps=200, allow=("fp16",), accept_loss=True, then="stop")),
         ("script", make_options(tmp_path / "script", invocation="")),
     ):
         run = open_run(tmp_path / name, options=options)
         run.conclude("nothing")
         end(run)
     argv = [json.loads((tmp_path / name / "run.json").read_text())["argv"] for name in ("command", "script")]
-    expected = f"commbench tune --steps 200 --allow fp16 --then stop --out {tmp_path}/command -- torchrun train.py"
+    expected = "commbench tune --steps 200 --allow fp16 --accept-loss --then stop --out"
+    expected = f"{expected} {tmp_path}/command -- torchrun train.py"
     assert [expected.split(), ["torchrun", "train.py"]] == argv

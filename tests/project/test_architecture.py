@@ -24,6 +24,7 @@ LATE_IMPORTS = {
     ("ddp.inspect", "ddp.session"): "imports torch, whose absence is stated first",
     ("ddp.inspect", "ddp.workloads"): "imports torch, whose absence is stated first",
     ("ddp.workloads", "ddp.workloads.replay"): "compiles with numba, which only traces need",
+    ("hooks.quantisers", "hooks.compression.quantisation"): "compiles with numba, which only the hook int8 needs",
     ("hooks.selectors", "hooks.compression.cuda"): "needs cupy, which only GPUs need",
     ("hooks.selectors", "hooks.compression.selection"): "compiles with numba, which only sparse hooks need",
     ("launch.probe", "backends.mpi_control"): "starts MPI",

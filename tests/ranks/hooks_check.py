@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
-from commbench.hooks import Hook, PowerSGD, RandomK, TopK
+from commbench.hooks import Hook, Int8, PowerSGD, RandomK, TopK
 from commbench.hooks.feedback import FeedbackHook
 from commbench.hooks.message import kept_elements
 
@@ -35,7 +35,10 @@ COMPRESSING: dict[str, Any] = {
     "topk momentum": lambda: TopK(density=0.05, momentum=0.9),
     "randomk": lambda: RandomK(density=0.05, seed=3),
     "powersgd": lambda: PowerSGD(rank=2, start=1),
+    "int8": lambda: Int8(block=64),
 }
+#: Elements of the first tensor that hooks treat as a whole; all of them unless given.
+TOGETHER = {"int8": 48}
 
 
 def sgd(model: nn.Module, lr: float = 1e-3) -> torch.optim.Optimizer:
@@ -195,7 +198,10 @@ def low_rank() -> dict[str, float]:
 
 
 def infinite(name: str) -> dict[str, bool]:
-    """Put an infinity on the last rank without a scaler: all ranks must receive it, and memory must stay finite."""
+    """Put an infinity on the last rank without a scaler: all ranks must receive it, and memory must stay finite.
+
+    Memory must also stay as it was, for `TOGETHER` elements that include the infinity.
+    """
     hook = COMPRESSING[name]().register(model := make_ddp())
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     for step in range(3):
@@ -206,7 +212,10 @@ def infinite(name: str) -> dict[str, bool]:
     model.zero_grad()
     loss_of(model, batch(rank, 3)).backward()
     handle.remove()
-    is_kept = [torch.equal(memory[kind]["0.weight"], hook.state_dict()["memory"][kind]["0.weight"]) for kind in memory]
+    after = hook.state_dict()["memory"]
+    together = slice(TOGETHER.get(name))
+    kept_flat = [(flat([each[kind]["0.weight"]])[together] for each in (memory, after)) for kind in memory]
+    is_kept = [torch.equal(*pair) for pair in kept_flat]
     clean = bool(memory_of(hook).isfinite().all())
     is_infinite = not first.grad.isfinite().all()
     model.zero_grad()
@@ -254,7 +263,8 @@ def follow(hook: FeedbackHook, model: DistributedDataParallel, shape: tuple[int,
 def shapes_and_options() -> dict[str, float]:
     """Run `follow` with other memory layouts and DDP options."""
     errors = {}
-    for name, make in (("topk", lambda: TopK(density=0.05)), ("powersgd", lambda: PowerSGD(start=1))):
+    for name in ("topk", "powersgd", "int8"):
+        make = COMPRESSING[name]
         image = (2, 3, 12, 12)
         errors[f"{name} channels_last"] = follow(make(), DistributedDataParallel(convolutions()), image)
         small = DistributedDataParallel(convolutions(), bucket_cap_mb=0.001)

@@ -11,7 +11,7 @@ import torch
 from gloo import run_checks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from commbench.hooks import PowerSGD, feedback, powersgd, randomk, selectors, topk
+from commbench.hooks import Int8, PowerSGD, TopK, feedback, int8, powersgd, quantisers, randomk, selectors, topk
 from commbench.hooks.base import Hook
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -64,8 +64,10 @@ def use_device_path() -> None:
     """Make hooks treat tensors as device tensors, and forbid host reads."""
     for module in (feedback, powersgd, randomk, topk):
         module.on_host = lambda _: False
-    topk.prepare = lambda _: None
-    for owner, name in ((Hook, "run"), (Hook, "_finished"), (PowerSGD, "_refine"), (PowerSGD, "_send_all")):
+    TopK.prepare = Int8.prepare = staticmethod(lambda _: None)
+    int8.make_quantiser = lambda layout, _: quantisers.TorchQuantiser(layout)
+    jobs = ((PowerSGD, "_refine"), (PowerSGD, "_send_all"), (Int8, "_reduce"))
+    for owner, name in ((Hook, "run"), (Hook, "_finished"), *jobs):
         setattr(owner, name, without_host_reads(getattr(owner, name)))
 
 

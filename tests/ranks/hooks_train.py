@@ -18,9 +18,21 @@ from gloo import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.hooks import BF16, FP16, BucketMarks, BucketTimes, Guard, Hook, PassThrough, PowerSGD, RandomK, TopK
+from commbench.hooks import (
+    BF16,
+    FP16,
+    BucketMarks,
+    BucketTimes,
+    Guard,
+    Hook,
+    Int8,
+    PassThrough,
+    PowerSGD,
+    RandomK,
+    TopK,
+)
 
-#: In this step the hook that is to be caught takes the wrong gradients.
+#: In this step the hooks that are to be caught take the wrong gradients.
 PLANTED = 7
 
 
@@ -35,8 +47,35 @@ def corrupt(_: object, bucket: dist.GradBucket) -> torch.futures.Future:
     return future
 
 
+class CorruptInt8(Int8):
+    """Changes one value of one received shard in one step."""
+
+    def _reduce(self, channel: Any, residual: Any, watch: Any) -> torch.Tensor:
+        combine = channel.quantiser.combine
+
+        def combine_wrongly(received: torch.Tensor, *arguments: Any, **others: Any) -> None:
+            if self.step == PLANTED:
+                received[-1, -1] += 20
+            combine(received, *arguments, **others)
+
+        channel.quantiser.combine = combine_wrongly
+        try:
+            return super()._reduce(channel, residual, watch)
+        finally:
+            channel.quantiser.combine = combine
+
+
+class ForgetfulInt8(Int8):
+    """Drops the rounding errors of sums."""
+
+    def _reduce(self, channel: Any, _residual: Any, watch: Any) -> torch.Tensor:
+        return super()._reduce(channel, None, watch)
+
+
 HOOKS: dict[str, Any] = {
     "corrupt": lambda: Guard(corrupt),
+    "corrupt int8": lambda: CorruptInt8(block=64),
+    "forgetful int8": lambda: ForgetfulInt8(block=64),
     "passthrough": PassThrough,
     "fp16": FP16,
     "bf16": BF16,
@@ -46,9 +85,13 @@ HOOKS: dict[str, Any] = {
     "topk dense_below": lambda: TopK(density=0.05, dense_below=600),
     "randomk": lambda: RandomK(density=0.05),
     "powersgd": lambda: PowerSGD(rank=2, start=1),
+    "int8": lambda: Int8(block=64),
+    "int8 one block": lambda: Int8(block=10**6),
 }
 #: Enough for these: one is to be caught early, the others differ from another in little.
-AT_MOST = {"corrupt": 10, "topk exact": 10, "topk dense_below": 10}
+AT_MOST = dict.fromkeys(
+    ("corrupt", "corrupt int8", "forgetful int8", "topk exact", "topk dense_below", "int8 one block"), 10
+)
 #: Relative to the largest element; what a type of two bytes rounds.
 TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2}
 

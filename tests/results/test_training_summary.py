@@ -207,6 +207,30 @@ def test_failed_baseline_compares_nothing() -> None:
     assert (None, None) == (rows["none default"].speedup, rows["fp16 default"].speedup)
 
 
+def test_speedups_stand_against_fp16_too() -> None:
+    """Compare every setting with FP16 in default buckets, by launch, where that was measured."""
+    five, topk = make_training_case("fp16", "5"), make_training_case("topk:0.01")
+    records = [*launches_of(20), *launches_of(16, FP16), *launches_of(15, five), *launches_of(8, topk)]
+    rows = rows_of(records)
+    fp16, topk_row = rows["fp16 default"], rows["topk default"]
+    assert (1.0, None, None) == (fp16.speedup_fp16, fp16.speedup_fp16_ci_low, fp16.speedup_fp16_ci_high)
+    assert (2.0, 2.0, 2.0) == pytest.approx(
+        (topk_row.speedup_fp16, topk_row.speedup_fp16_ci_low, topk_row.speedup_fp16_ci_high)
+    )
+    assert [0.8, 16 / 15] == pytest.approx([rows["none default"].speedup_fp16, rows["fp16 5"].speedup_fp16])
+    failed = make_training_record(FP16, launch=6, status="failed", reason="no memory")
+    assert {None} == {row.speedup_fp16 for row in rows_of([*records, failed]).values()}
+    without = rows_of([*launches_of(20), *launches_of(15, five)])
+    assert {None} == {row.speedup_fp16 for row in without.values()}
+
+
+def test_fp16_with_the_same_layout_stands_for_fp16_in_default_buckets() -> None:
+    """Compare with the setting that was measured in place of FP16 in default buckets."""
+    measured = make_training_case("fp16", "25")
+    rows = rows_of([*launches_of(20), *launches_of(16, measured)], **same_layout(FP16, measured))
+    assert [0.8, 1.0, 1.0] == pytest.approx([row.speedup_fp16 for row in rows.values()])
+
+
 # ----------------------------------------------------------------------------------------------- one for several
 
 

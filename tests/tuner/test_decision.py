@@ -1,6 +1,7 @@
 """Tests of what is confirmed and recommended, some with simulated launches."""
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -13,17 +14,25 @@ from training_builders import launches_of, make_training_case, make_training_lau
 
 from commbench.ddp.plan.cases import TrainingCase, schedule
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.results.recommendation import Recommendation, headline
+from commbench.results.recommendation import Recommendation, effect_of, headline, paragraph, snippets
 from commbench.tuner.decision import candidates, recommend
+from commbench.tuner.learning import withheld
 from commbench.tuner.snippet import keep_snippet, snippet_of
 
 # ------------------------------------------------------------------------------------------------ what to confirm
 
 
-def test_fastest_of_both_kinds_are_confirmed() -> None:
-    """Confirm the baseline, the fastest without compression, and the fastest of all."""
+def test_fastest_of_each_effect_on_learning_are_confirmed() -> None:
+    """Confirm the baseline and the fastest without effect, in half precision and of all, if each is faster."""
     chosen = candidates(sweep(five=18, fp16=17, topk=12), {})
-    assert [confirmed(BASE), confirmed(FIVE), confirmed(TOPK)] == chosen
+    assert [confirmed(BASE), confirmed(FIVE), confirmed(FP16), confirmed(TOPK)] == chosen
+    assert [confirmed(BASE), confirmed(FIVE), confirmed(TOPK)] == candidates(sweep(five=18, fp16=19, topk=12), {})
+
+
+def test_a_setting_that_may_be_recommended_is_always_confirmed() -> None:
+    """Confirm the fastest allowed setting although it is slower than the default."""
+    records = sweep(five=21, fp16=22, topk=12)
+    assert [confirmed(BASE), confirmed(TOPK), confirmed(FIVE)] == candidates(records, {"named_hooks": []})
 
 
 def test_one_case_is_confirmed_once() -> None:
@@ -93,6 +102,82 @@ def test_nothing_to_confirm_without_a_baseline() -> None:
     broken = make_training_record(BASE, status="failed", reason="no memory")
     assert [] == candidates([broken, make_training_record(FP16)], {})
     assert [] == candidates([], {})
+
+
+# ------------------------------------------------------------------------------------- what may be recommended
+
+
+@pytest.mark.parametrize(
+    ("named", "info", "expected"),
+    [
+        ([], {}, ("unnamed", "unnamed")),
+        (["fp16"], {}, ("", "unnamed")),
+        (["fp16", "topk:0.01"], {}, ("", "unproven")),
+        (["fp16", "topk:0.02"], {"accepts_loss": True}, ("", "unnamed")),
+        (["topk:0.01"], {"accepts_loss": True}, ("unnamed", "")),
+        (["topk:0.01"], {"max_accuracy_loss": 0.1}, ("unnamed", "")),
+        (None, {}, ("", "")),
+    ],
+)
+def test_hooks_need_a_name_and_lossy_ones_a_proof(
+    named: list[str] | None, info: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    """Withhold FP16 unless it is named, and top-k unless it is named and its accuracy shown or its loss accepted."""
+    entries = {**info, "named_hooks": named}
+    assert expected == tuple(withheld(case, BASE, entries) for case in (FP16, TOPK))
+    assert "" == withheld(FIVE, BASE, entries)
+
+
+def test_precision_and_accumulation_are_only_measured_where_they_are_named() -> None:
+    """Recommend a precision or an accumulation without a hook, which no default contains."""
+    amp, accumulated = make_training_case(precision="amp-bf16"), make_training_case(accumulation=4)
+    assert ["half precision", "batch"] == [effect_of(case, BASE) for case in (amp, accumulated)]
+    assert ["", ""] == [withheld(case, BASE, {"named_hooks": []}) for case in (amp, accumulated)]
+
+
+def test_a_withheld_setting_does_not_decide() -> None:
+    """Recommend the safe setting, and state what FP16 and top-k gain and what it takes to have them recommended."""
+    records = [*sweep(five=16, fp16=14, topk=10), *fresh((FIVE, 16), (FP16, 14), (TOPK, 10))]
+    recommendation = decide(records, named_hooks=["topk:0.01"], accepts_loss=False)
+    assert ("change", "none", "5") == (
+        recommendation.verdict,
+        recommendation.best.hook,
+        recommendation.best.bucket_cap_mb,
+    )
+    assert snippet_of(FIVE) == recommendation.snippet
+    assert headline(recommendation) == "mlp on 2 ranks: change to 5 MiB buckets."
+    half, lossy = recommendation.altering
+    assert [("half precision", "unnamed", ""), ("lossy", "unproven", "")] == [
+        (each.effect, each.withheld, each.snippet) for each in (half, lossy)
+    ]
+    assert (20 / 14, 2.0, 1.4) == pytest.approx((half.speedup, lossy.speedup, lossy.speedup_half))
+    text = paragraph(recommendation)
+    assert (
+        "In half precision the fastest is fp16 with default buckets, 1.429 times as fast as the default "
+        "[1.429, 1.429]. It is not recommended unless you name it by --hook or --allow." in text
+    )
+    assert (
+        "topk:0.01 with 5 MiB buckets ran 1.400 times as fast as half precision [1.400, 1.400]. It is not recommended "
+        "unless you give --max-accuracy-loss or --accept-loss." in text
+    )
+    assert "What this does to learning was not measured" in text
+
+
+def test_each_allowed_effect_has_its_lines_to_paste() -> None:
+    """List the lines of the safe setting, then of FP16, then of the fastest."""
+    records = [*sweep(five=16, fp16=14, topk=10), *fresh((FIVE, 16), (FP16, 14), (TOPK, 10))]
+    recommendation = decide(records, named_hooks=["fp16", "topk:0.01"], accepts_loss=True)
+    assert ("change", "topk") == (recommendation.verdict, recommendation.best.hook)
+    assert [snippet_of(FIVE), snippet_of(FP16), snippet_of(TOPK)] == [text for _, text in snippets(recommendation)]
+    assert Recommendation.from_json(json.loads(json.dumps(recommendation.to_json()))) == recommendation
+
+
+def test_the_default_is_kept_if_nothing_may_be_recommended() -> None:
+    """Keep the default if all alternatives are withheld, and say so."""
+    recommendation = decide([*sweep(topk=10), *fresh((TOPK, 10))], named_hooks=[])
+    assert ("keep", "none", 6) == (recommendation.verdict, recommendation.best.hook, recommendation.launches)
+    assert "none may be recommended" in recommendation.reason
+    assert keep_snippet() == recommendation.snippet
 
 
 # -------------------------------------------------------------------------------------------------- the decision

@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,9 +111,11 @@ def simulate(
     step_ms: float = 100.0,
     max_steps: int | None = None,
     time_limit_s: float | None = None,
+    withheld: Collection[int] = (),
 ) -> Tuning:
     """Tune a training whose settings have these true speedups."""
-    experiment = Experiment(settings or make_settings(len(speedups)), seed=seed, max_steps=max_steps)
+    settings = settings or make_settings(len(speedups))
+    experiment = Experiment(settings, seed=seed, max_steps=max_steps, withheld=withheld)
     steps_ms = [step_ms * factor for factor in noise.factors(seed)]
     made, passed_s = 0, 0.0
     blocks: list[Block] = []
@@ -378,6 +380,26 @@ def test_a_safe_best_setting_is_confirmed_alone() -> None:
     settings = make_settings(3, make_training_case("fp16", cap="1"))
     tuning = simulate([1.0, 1.4, 1.0, 1.1], NOISES["lognormal"], settings=settings)
     assert tuning.faster == list(tuning.speedups) == [1]
+
+
+def test_the_best_of_each_effect_on_learning_is_confirmed() -> None:
+    """Confirm three settings if each stronger effect is faster, and only the fastest of each."""
+    hooked = [make_training_case(hook, cap="1") for hook in ("fp16", "bf16", "topk:0.01")]
+    settings = make_settings(3, *hooked)
+    tuning = simulate([1.0, 1.15, 1.0, 1.3, 1.2, 2.0], NOISES["lognormal"], settings=settings)
+    assert {1, 3, 5} == tuning.speedups.keys()
+    slow_fp16 = simulate([1.0, 1.3, 1.0, 1.15, 1.1, 2.0], NOISES["lognormal"], settings=settings)
+    assert {1, 5} == slow_fp16.speedups.keys()
+
+
+def test_a_withheld_setting_does_not_end_the_confirmation() -> None:
+    """Go on for the best setting that may be recommended, although a withheld one is decided."""
+    settings = make_settings(2, make_training_case("topk:0.01", cap="1"))
+    rounds = [
+        len(simulate([1.0, 1.025, 1.5], NOISES["lognormal"], settings=settings, withheld=withheld).speedups[1])
+        for withheld in ([], [2])
+    ]
+    assert LIVE_LOOKS[1] == rounds[0] < rounds[1]
 
 
 # -------------------------------------------------------------------------------------- blocks that cannot be used

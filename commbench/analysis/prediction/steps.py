@@ -324,7 +324,7 @@ class StepModel:
 
     def _servers(self, case: TrainingCase) -> int:
         """Return the number of buckets that the network carries at once."""
-        return 1 if case.uses_ddp and find_hook(case.hook).runs_in_order else self.network.servers
+        return 1 if case.uses_ddp and find_hook(case.hook).runs_in_order(case.options) else self.network.servers
 
     def _check(self, case: TrainingCase) -> None:
         reference = self.reference

@@ -204,6 +204,11 @@ class TrainingRow:
     speedup: float | None = column("time per sample of (fp32, none, default) over that of the row")
     speedup_ci_low: float | None = column("95 % interval over launches, low end")
     speedup_ci_high: float | None = column("95 % interval over launches, high end")
+    speedup_fp16: float | None = column(
+        "time per sample of (fp32, fp16, default) over that of the row; empty where that was not measured"
+    )
+    speedup_fp16_ci_low: float | None = column("95 % interval over launches, low end")
+    speedup_fp16_ci_high: float | None = column("95 % interval over launches, high end")
     verdict: str = column("faster, slower, same (within 2 %) or inconclusive, as compare judges", "")
     loss_first: float | None = column("training loss of the first step")
     loss_equal_steps: float | None = column("training loss after the same number of steps")

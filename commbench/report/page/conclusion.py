@@ -26,7 +26,14 @@ from commbench.report.table import ROWS, Things, format_time_us, precision_of, w
 from commbench.results import Run
 from commbench.results.info import is_complete, is_watched, measures_interconnect, shares_gpu
 from commbench.results.pairs import Matrix
-from commbench.results.recommendation import Recommendation, headline, learning_cost, safe_sentences, warnings_sentence
+from commbench.results.recommendation import (
+    Recommendation,
+    altering_sentences,
+    headline,
+    learning_cost,
+    safe_sentences,
+    warnings_sentence,
+)
 from commbench.system.environment import differing
 from commbench.tuner.predictions import predictions
 from commbench.units import counted, format_size
@@ -264,7 +271,9 @@ def _watched(run: Run) -> Iterable[Finding]:
 
 
 def _details(advice: Recommendation) -> list[str]:
-    return [*safe_sentences(advice), advice.reason, _cost_of(advice), advice.launch_advice, warnings_sentence(advice)]
+    altering = [sentence for each in advice.altering for sentence in altering_sentences(each, advice)]
+    ending = [_cost_of(advice), advice.launch_advice, warnings_sentence(advice)]
+    return [*safe_sentences(advice), advice.reason, *altering, *ending]
 
 
 def _cost_of(advice: Recommendation) -> str:

@@ -1,0 +1,195 @@
+"""Compiled quantisation to int8 with error feedback, on host arrays: one pass over gradient and residual.
+
+A block of elements is sent as one float32 scale and one int8 per element. The scale is the block's largest magnitude
+divided by 127. The work goes block by block: sums and magnitudes stay in the nearest cache until they are packed.
+
+A payload has one row per shard: the scales of its blocks, then its int8 values (`QuantisedLayout`). Its arrays are
+given twice, as float32 words for the scales and as bytes for the values.
+"""
+
+# numba's decorators and the functions that it compiles are untyped
+# mypy: allow-untyped-decorators, no-warn-return-any
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float32]
+Bytes: TypeAlias = NDArray[np.int8]
+
+#: Bits of a float32's magnitude, and of 2**127: larger sums are sent as NaN, because 127 x scale may overflow.
+MAGNITUDE, TOO_LARGE = 0x7FFFFFFF, 0x7F000000
+#: Bits of 2**-126: with a smaller scale, 1 / scale could overflow, so the block is sent as zeros.
+LEAST_SCALE = 0x00800000
+#: The largest int8 that is sent; -128 is not used.
+STEPS = np.float32(127.0)
+#: 1.5 x 2**23: adding it rounds to a whole number, ties to even, in the low bits of the sum.
+ROUNDER = np.float32(12582912.0)
+
+
+@njit(nogil=True, cache=True)
+def _sum(gradient: Floats, residual: Floats, sums: Floats) -> np.int32:
+    """Write gradient + residual to ``sums``; return the bits of the largest magnitude."""
+    largest = np.int32(0)
+    for i in range(sums.shape[0]):
+        total = gradient[i] + residual[i]
+        sums[i] = total
+        magnitude = np.float32(total).view(np.int32) & np.int32(MAGNITUDE)
+        largest = max(largest, magnitude)
+    return largest
+
+
+@njit(nogil=True, cache=True)
+def _find_largest(sums: Floats) -> np.int32:
+    """Return the bits of the largest magnitude."""
+    largest, words = np.int32(0), sums.view(np.int32)
+    for i in range(words.shape[0]):
+        magnitude = words[i] & np.int32(MAGNITUDE)
+        largest = max(largest, magnitude)
+    return largest
+
+
+@njit(nogil=True, cache=True)
+def _scale_of(largest: int) -> np.float32:
+    """Return the scale of a block by its largest magnitude's bits: NaN if it cannot be sent, 0 if it is too small."""
+    if largest >= TOO_LARGE:
+        return np.float32(np.nan)
+    scale = np.float32(np.int32(largest).view(np.float32) / STEPS)
+    return scale if scale.view(np.int32) >= LEAST_SCALE else np.float32(0.0)
+
+
+@njit(nogil=True, cache=True)
+def _pack(sums: Floats, scale: float, values: Bytes, errors: Floats) -> None:
+    """Write the int8 values of a block and their rounding errors; with scale 0 or NaN all values are 0."""
+    if not scale > 0:
+        for i in range(sums.shape[0]):
+            values[i] = 0
+            errors[i] = sums[i]
+        return
+    inverse = np.float32(1.0) / np.float32(scale)
+    for i in range(sums.shape[0]):
+        rounded = sums[i] * inverse + ROUNDER
+        values[i] = np.int8(np.float32(rounded).view(np.int32))
+        errors[i] = sums[i] - (rounded - ROUNDER) * np.float32(scale)
+
+
+@njit(nogil=True, cache=True)
+def _multiply(values: Bytes, scale: float, into: Floats) -> None:
+    """Write value x scale for each value."""
+    for i in range(values.shape[0]):
+        into[i] = np.float32(values[i]) * np.float32(scale)
+
+
+@njit(nogil=True, cache=True)
+def _multiply_add(values: Bytes, scale: float, into: Floats) -> None:
+    """Add value x scale for each value."""
+    for i in range(values.shape[0]):
+        into[i] += np.float32(values[i]) * np.float32(scale)
+
+
+@njit(nogil=True, cache=True)
+def quantise(  # noqa: PLR0917 - numba compiles positional arguments only
+    gradient: Floats, residual: Floats | None, rest: Floats | None, block: int, shard: int, words: Floats, values: Bytes
+) -> None:
+    """Write the payload of gradient + residual, and its rounding errors to ``rest``.
+
+    Args:
+        gradient: shape (n,).
+        residual: shape (n,); None stands for zeros.
+        rest: shape (n,), unchanged in blocks that are not finite; ``residual`` itself or disjoint from it; None: not
+            written.
+        block: elements of a block.
+        shard: elements of a shard.
+        words: shape (shards, row bytes / 4).
+        values: the same memory, shape (shards, row bytes).
+    """
+    n, blocks = gradient.shape[0], -(-shard // block)
+    scratch, errors = np.empty(block, dtype=np.float32), np.empty(block, dtype=np.float32)
+    for row in range(words.shape[0]):
+        for number in range(blocks):
+            begin, most = number * block, min(shard - number * block, block)
+            start, at = min(n, row * shard + begin), 4 * blocks + begin
+            end = min(n, start + most)
+            sums = gradient[start:end]
+            if residual is None:
+                largest = _find_largest(sums)
+            else:
+                sums = scratch[: end - start]
+                largest = _sum(gradient[start:end], residual[start:end], sums)
+            words[row, number] = scale = _scale_of(largest)
+            packed = values[row, at : at + most]
+            if rest is not None and scale >= 0:
+                _pack(sums, scale, packed[: end - start], rest[start:end])
+            else:
+                _pack(sums, scale, packed[: end - start], errors)
+            for i in range(end - start, most):
+                packed[i] = 0
+
+
+@njit(nogil=True, cache=True)
+def combine(  # noqa: PLR0917 - as `quantise`
+    words: Floats,
+    values: Bytes,
+    block: int,
+    shard: int,
+    divisor: float,
+    rest: Floats | None,
+    own_words: Floats,
+    own_values: Bytes,
+) -> None:
+    """Sum one shard over the ranks, in their order, and write the payload of the sum divided by ``divisor``.
+
+    Args:
+        words: shape (ranks, row bytes / 4), the payloads of all ranks.
+        values: the same memory, shape (ranks, row bytes).
+        block: elements of a block.
+        shard: elements of the shard.
+        divisor: of the sum.
+        rest: the shard's elements of the bucket, at most ``shard``: the rounding errors of the sum are added, except in
+            blocks that are not finite. None: not written.
+        own_words: shape (row bytes / 4,), written.
+        own_values: the same memory, shape (row bytes,).
+    """
+    blocks, scratch = -(-shard // block), np.empty(block, dtype=np.float32)
+    errors = np.empty(block, dtype=np.float32)
+    for number in range(blocks):
+        begin = number * block
+        size, at = min(shard - begin, block), 4 * blocks + begin
+        sums = scratch[:size]
+        _multiply(values[0, at : at + size], words[0, number], sums)
+        for row in range(1, words.shape[0]):
+            _multiply_add(values[row, at : at + size], words[row, number], sums)
+        scale = _scale_of(_find_largest(sums))
+        own_words[number] = scale / np.float32(divisor)
+        _pack(sums, scale, own_values[at : at + size], errors)
+        if rest is not None and scale >= 0:
+            kept = rest[begin : begin + size]
+            for i in range(kept.shape[0]):
+                kept[i] += errors[i]
+
+
+@njit(nogil=True, cache=True)
+def dequantise(words: Floats, values: Bytes, block: int, shard: int, into: Floats) -> None:
+    """Write the elements of a payload to ``into``, shape (n,); arguments as for `quantise`."""
+    n, blocks = into.shape[0], -(-shard // block)
+    for row in range(words.shape[0]):
+        for number in range(blocks):
+            begin, at = number * block, 4 * blocks + number * block
+            start = min(n, row * shard + begin)
+            target = into[start : min(n, start + block, (row + 1) * shard)]
+            _multiply(values[row, at : at + target.shape[0]], words[row, number], target)
+
+
+def prepare() -> None:
+    """Compile everything, or load it from numba's cache, so that no timed step waits for it."""
+    gradient, payload = np.ones(8, dtype=np.float32), np.zeros((2, 8), dtype=np.int8)
+    words, ones = payload.view(np.float32), np.ones(8, dtype=np.float32)
+    for rest in (None, ones):
+        quantise(gradient, None, rest, 4, 4, words, payload)
+        combine(words, payload, 4, 4, 2.0, None if rest is None else rest[:4], words[0].copy(), payload[0].copy())
+    quantise(gradient, ones, ones, 4, 4, words, payload)
+    dequantise(words, payload, 4, 4, gradient)

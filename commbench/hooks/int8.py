@@ -1,0 +1,113 @@
+"""A quantised all-reduce: gradients travel as int8 with a float32 scale per block, and are summed in float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from commbench.hooks import quantisers
+from commbench.hooks.base import Finish, Stopwatch
+from commbench.hooks.feedback import Slot
+from commbench.hooks.layout import Layout
+from commbench.hooks.message import BucketShape, Message, QuantisedLayout, check_length, quantised_messages
+from commbench.hooks.ordered import OrderedHook
+from commbench.hooks.ordering import all_gather
+from commbench.hooks.quantisers import Quantiser, make_quantiser
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Channel:
+    """One bucket's quantiser, and its buffers, uint8, reused in every step."""
+
+    layout: QuantisedLayout
+    quantiser: Quantiser
+    sent: torch.Tensor
+    """Shape (world_size, row_bytes): a row for every rank, and later the sums of all ranks."""
+    received: torch.Tensor
+    """Shape (world_size, row_bytes): a row from every rank."""
+    own: torch.Tensor
+    """Shape (row_bytes,): the sum of this rank's shard."""
+
+
+class Int8(OrderedHook):
+    """Sends int8 values with a scale per block: an all_to_all of shards, their sum in float32, an all_gather of sums.
+
+    Each rank owns one shard of a bucket and sums it. All ranks, the owner included, use the quantised sum, so that they
+    have the same bits. A block with an element that is not finite becomes NaN on all ranks.
+
+    Args:
+        block: elements that share a scale; smaller blocks round less and send more.
+        feedback: keep the rounding errors of gradients and, on the shard's owner, of sums; add them to the next
+            gradient.
+    """
+
+    name: ClassVar[str] = "int8"
+
+    def __init__(self, *, block: int = 256, feedback: bool = True) -> None:
+        super().__init__(feedback=feedback)
+        self.block = check_length(self.name, "block", block)
+        self._channels: dict[Layout, _Channel] = {}
+
+    def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
+        """See `OrderedHook.attach`; also compile the quantisation, so that no step waits for it."""
+        super().attach(ddp_model, scaler)
+        self.prepare(self._device)
+
+    @staticmethod
+    def prepare(device: torch.device) -> None:
+        """Compile the quantisation, see `quantisers.prepare`."""
+        quantisers.prepare(device)
+
+    def exchange(
+        self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
+    ) -> tuple[torch.futures.Future, Finish]:
+        """Quantise on the autograd thread; exchange shards, sum and exchange sums in an ordered job."""
+        channel = self._channel_of(layout, buffer)
+        old, new = slot.old.get("residual"), slot.new.get("residual")
+        channel.quantiser.encode(buffer, old, channel.sent, out_residual=new)
+        watch.encoded()
+        future = self.submit(lambda: self._reduce(channel, new, watch))
+        return future, lambda _: self._decode(channel, buffer)
+
+    def _reduce(self, channel: _Channel, residual: torch.Tensor | None, watch: Stopwatch) -> torch.Tensor:
+        """Sum this rank's shard and gather the sums of all shards.
+
+        The rounding error of a sum joins the residual of the shard's owner: the next sum contains it once.
+        """
+        watch.started()
+        dist.all_to_all_single(channel.received.view(-1), channel.sent.view(-1), group=self._private)
+        start = watch.clock()
+        mine = None if residual is None else residual[channel.layout.span(self._group.rank())]
+        channel.quantiser.combine(channel.received, channel.own, divisor=self.divisor, residual=mine)
+        watch.worked(start)
+        all_gather(channel.sent.view(-1), channel.own, group=self._private)
+        return channel.sent
+
+    def _decode(self, channel: _Channel, buffer: torch.Tensor) -> torch.Tensor:
+        channel.quantiser.decode(channel.sent, buffer)
+        return buffer
+
+    def _channel_of(self, layout: Layout, buffer: torch.Tensor) -> _Channel:
+        if layout not in self._channels:
+            quantised = QuantisedLayout.of(layout.numel, shards=self.world_size, block=self.block)
+            sent = torch.zeros((self.world_size, quantised.row_bytes), dtype=torch.uint8, device=buffer.device)
+            self._channels[layout] = _Channel(
+                layout=quantised,
+                quantiser=make_quantiser(quantised, buffer.device),
+                sent=sent,
+                received=torch.zeros_like(sent),
+                own=torch.zeros_like(sent[0]),
+            )
+        return self._channels[layout]
+
+    def forget(self, layout: Layout) -> None:
+        """Drop the bucket's buffers."""
+        self._channels.pop(layout, None)
+
+    def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
+        """See `Hook.messages`."""
+        return quantised_messages(bucket, block=self.block)

@@ -1,0 +1,200 @@
+"""Quantisation of buckets to int8: compiled for the host, or by torch on any device."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, Protocol
+
+import torch
+
+from commbench.hooks.message import FLOAT32_BYTES, QuantisedLayout
+
+#: The largest int8 that is sent.
+STEPS = 127.0
+#: Larger sums are sent as NaN, because 127 x scale may overflow; with a smaller scale 1 / scale may.
+TOO_LARGE, LEAST_SCALE = 2.0**127, 2.0**-126
+
+
+class Quantiser(Protocol):
+    """Quantises the shards of a bucket; a payload is uint8, shape (shards, row_bytes), see `QuantisedLayout`.
+
+    A block with a sum that is not finite, or that is too large, has the scale NaN: all its elements become NaN.
+    On a device everything is queued on the current stream; the host never waits.
+    """
+
+    def encode(
+        self,
+        gradient: torch.Tensor,
+        residual: torch.Tensor | None,
+        payload: torch.Tensor,
+        *,
+        out_residual: torch.Tensor | None,
+    ) -> None:
+        """Write the payload of gradient + residual, and its rounding errors to ``out_residual``.
+
+        Blocks that are not finite keep their ``out_residual``.
+        """
+
+    def combine(
+        self,
+        payload: torch.Tensor,
+        own: torch.Tensor,
+        *,
+        divisor: float | torch.Tensor,
+        residual: torch.Tensor | None,
+    ) -> None:
+        """Sum one shard over the ranks in their order; write the sum / ``divisor`` to the row ``own``.
+
+        The rounding errors of the sum are added to ``residual``, the shard's elements, except in blocks that are not
+        finite.
+        """
+
+    def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+        """Write all elements of a payload to ``into``, shape (elements,)."""
+
+
+class TorchQuantiser:
+    """Quantisation by torch operations: the reference, for any device."""
+
+    def __init__(self, layout: QuantisedLayout) -> None:
+        self._layout = layout
+
+    def encode(
+        self,
+        gradient: torch.Tensor,
+        residual: torch.Tensor | None,
+        payload: torch.Tensor,
+        *,
+        out_residual: torch.Tensor | None,
+    ) -> None:
+        """See `Quantiser.encode`."""
+        layout = self._layout
+        whole = gradient.new_zeros((layout.shards, layout.shard))
+        flat = whole.view(-1)[: layout.elements]
+        torch.add(gradient, 0.0 if residual is None else residual, out=flat)
+        errors, is_sent = self._pack(whole, payload)
+        if out_residual is not None:
+            _put(out_residual, errors.view(-1)[: layout.elements], is_sent.reshape(-1)[: layout.elements])
+
+    def combine(
+        self,
+        payload: torch.Tensor,
+        own: torch.Tensor,
+        *,
+        divisor: float | torch.Tensor,
+        residual: torch.Tensor | None,
+    ) -> None:
+        """See `Quantiser.combine`."""
+        total = self._unpack(payload[:1])
+        for row in payload[1:]:
+            total += self._unpack(row.unsqueeze(0))
+        errors, is_sent = self._pack(total, own.unsqueeze(0))
+        self._scales(own.unsqueeze(0)).div_(divisor)
+        if residual is not None:
+            size = residual.numel()
+            _put(residual, residual + errors.view(-1)[:size], is_sent.reshape(-1)[:size])
+
+    def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+        """See `Quantiser.decode`."""
+        into.copy_(self._unpack(payload).reshape(-1)[: self._layout.elements])
+
+    def _pack(self, sums: torch.Tensor, payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write scales and values of shards, shape (rows, shard); return rounding errors, and which are finite."""
+        largest = self._blocks(sums).abs().amax(dim=-1)
+        is_sent = largest < TOO_LARGE
+        scales = largest / STEPS
+        scales = torch.where(scales >= LEAST_SCALE, scales, 0.0)
+        self._scales(payload).copy_(torch.where(is_sent, scales, torch.nan))
+        factors = self._by_element(torch.where(scales > 0, 1.0 / scales, 0.0))
+        sent_elements = self._by_element(is_sent)
+        rounded = torch.where(sent_elements, (sums * factors).round_(), 0.0)
+        self._values(payload).copy_(rounded)
+        return sums - rounded * self._by_element(scales), sent_elements
+
+    def _unpack(self, payload: torch.Tensor) -> torch.Tensor:
+        """Return the elements of shards, shape (rows, shard)."""
+        return self._values(payload) * self._by_element(self._scales(payload))
+
+    def _blocks(self, sums: torch.Tensor) -> torch.Tensor:
+        """Return shards as (rows, blocks, block), the last block filled up with zeros."""
+        layout = self._layout
+        padding = layout.blocks * layout.block - layout.shard
+        return torch.nn.functional.pad(sums, (0, padding)).view(len(sums), layout.blocks, layout.block)
+
+    def _by_element(self, by_block: torch.Tensor) -> torch.Tensor:
+        """Repeat a value per block for each of its elements; shape (rows, shard)."""
+        return by_block.repeat_interleave(self._layout.block, dim=1)[:, : self._layout.shard]
+
+    def _scales(self, payload: torch.Tensor) -> torch.Tensor:
+        return payload.view(torch.float32)[:, : self._layout.blocks]
+
+    def _values(self, payload: torch.Tensor) -> torch.Tensor:
+        return payload.view(torch.int8)[:, FLOAT32_BYTES * self._layout.blocks :]
+
+
+class NativeQuantiser:
+    """The compiled quantisation of `commbench.hooks.compression` on host memory."""
+
+    def __init__(self, layout: QuantisedLayout) -> None:
+        from commbench.hooks.compression import quantisation
+
+        self._kernels = quantisation
+        self._block, self._shard = layout.block, layout.shard
+
+    def encode(
+        self,
+        gradient: torch.Tensor,
+        residual: torch.Tensor | None,
+        payload: torch.Tensor,
+        *,
+        out_residual: torch.Tensor | None,
+    ) -> None:
+        """See `Quantiser.encode`."""
+        old = None if residual is None else residual.numpy()
+        rest = None if out_residual is None else out_residual.numpy()
+        self._kernels.quantise(gradient.numpy(), old, rest, self._block, self._shard, *_both_views(payload))
+
+    def combine(
+        self,
+        payload: torch.Tensor,
+        own: torch.Tensor,
+        *,
+        divisor: float | torch.Tensor,
+        residual: torch.Tensor | None,
+    ) -> None:
+        """See `Quantiser.combine`."""
+        rest = None if residual is None else residual.numpy()
+        sizes = self._block, self._shard
+        self._kernels.combine(*_both_views(payload), *sizes, float(divisor), rest, *_both_views(own))
+
+    def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+        """See `Quantiser.decode`."""
+        self._kernels.dequantise(*_both_views(payload), self._block, self._shard, into.numpy())
+
+
+def make_quantiser(layout: QuantisedLayout, device: torch.device) -> Quantiser:
+    """Return the compiled quantisation if the device has one, else torch's."""
+    return NativeQuantiser(layout) if is_compiled(device) else TorchQuantiser(layout)
+
+
+def is_compiled(device: torch.device) -> bool:
+    """Return whether quantisation is compiled for a device."""
+    return device.type == "cpu" and importlib.util.find_spec("numba") is not None
+
+
+def prepare(device: torch.device) -> None:
+    """Compile the quantisation for a device, or load it from a cache, so that no step waits for it."""
+    if is_compiled(device):
+        from commbench.hooks.compression.quantisation import prepare as prepare_host
+
+        prepare_host()
+
+
+def _both_views(payload: torch.Tensor) -> tuple[Any, Any]:
+    """Return a payload as float32 words and as bytes, two views of its memory."""
+    return payload.view(torch.float32).numpy(), payload.view(torch.int8).numpy()
+
+
+def _put(into: torch.Tensor, values: torch.Tensor, where: torch.Tensor) -> None:
+    """Write the values of the elements for which ``where`` holds; all of shape (n,)."""
+    torch.where(where, values, into, out=into)
