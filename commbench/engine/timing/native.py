@@ -178,8 +178,11 @@ def _timed_loop(
 ) -> int:
     timespec = np.zeros(2, dtype=np.int64)
     errors = 0
+    sets = tables.shape[0]
+    table = tables[first % sets]
     for repetition in range(start.shape[0]):
-        table = tables[(first + repetition) % tables.shape[0]]
+        if sets > 1:
+            table = tables[(first + repetition) % sets]
         late[repetition] = _align(
             method, barrier, broadcast, instant, slack_ns, origin_ns, offset_ns, drift, yield_address, clock, timespec
         )
