@@ -257,9 +257,11 @@ class Record:
 
     def to_json(self) -> JsonObject:
         """Return its object in ``samples.jsonl``: ``case`` an object, ``launch`` a number, ``pairs`` by column."""
-        plain = dataclasses.asdict(dataclasses.replace(self, pairs=()))
+        plain = {field.name: getattr(self, field.name) for field in _RECORD_FIELDS}  # asdict copies each number
+        plain |= {name: dataclasses.asdict(plain[name]) for name in _NESTED if plain[name] is not None}
+        groups = [dataclasses.asdict(group) for group in self.groups]
         pairs = _as_columns(self.pairs) if self.pairs else {}
-        return {"kind": self.kind, **plain, "groups": list(plain["groups"]), "pairs": pairs}
+        return {"kind": self.kind, **plain, "groups": groups, "pairs": pairs}
 
     @classmethod
     def from_json(cls, data: JsonMapping) -> Record:
@@ -281,6 +283,9 @@ class Record:
         return record
 
 
+_RECORD_FIELDS = dataclasses.fields(Record)
+#: Fields that hold an object, or None.
+_NESTED = ("case", "overlap", "stated", "clocks")
 _CASES: dict[tuple[Any, ...], Case] = {}
 """Cases that were read; every launch repeats them."""
 
