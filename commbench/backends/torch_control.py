@@ -204,10 +204,10 @@ class TorchControl:
 
     def exchange(self, target: int, source: int) -> None:
         """Exchange messages of one byte, the shortest in torch."""
-        sent = dist.isend(self._token, target)
+        sending = dist.isend(self._token, target)
         dist.recv(self._inbox, source)
-        if sent is not None:
-            sent.wait()
+        if sending is not None:
+            sending.wait()
 
     def send_int(self, value: int, target: int) -> None:
         """Send an integer."""

@@ -339,8 +339,8 @@ _FATAL = "Fatal Python error"
 
 def describe_place(stack: Sequence[str]) -> str:
     """Return what a thread is doing: its innermost frame of commbench, torch or mpi4py, else its innermost frame."""
-    own = [frame for frame in stack if frame.startswith(_OWN_FRAMES) and not frame.startswith(_WRAPPERS)]
-    place, _, function = (own or list(stack) or ["nowhere that is known"])[0].partition(" in ")
+    library_frames = [frame for frame in stack if frame.startswith(_OWN_FRAMES) and not frame.startswith(_WRAPPERS)]
+    place, _, function = (library_frames or list(stack) or ["nowhere that is known"])[0].partition(" in ")
     return f"{function} ({place})" if function else place
 
 

@@ -259,8 +259,8 @@ def refuse_unlike_software(control: Assembly) -> str:
     versions = _running(control)
     if hosts.index(hosts[control.rank]) == control.rank:
         versions = {**collect_versions(), **versions}
-    own = Software(rank=control.rank, host=hosts[control.rank], versions=versions)
-    return describe_differences(gather_everywhere(control, own))
+    software = Software(rank=control.rank, host=hosts[control.rank], versions=versions)
+    return describe_differences(gather_everywhere(control, software))
 
 
 def _running(control: Assembly) -> dict[str, str]:

@@ -230,8 +230,8 @@ class _Standalone:
             return None
         self.has_trained = self.has_trained or request.training is not None
         if launch + 1 < launches:
-            made = f"stage {request.name} has got {launch + 1} of its {launches} launches"
-            self.next_step = _next_step(made, launches - launch - 1)
+            progress = f"stage {request.name} has got {launch + 1} of its {launches} launches"
+            self.next_step = _next_step(progress, launches - launch - 1)
         return request
 
     def _plan(self, ledger: Ledger, request: RunRequest) -> LaunchPlan:

@@ -82,16 +82,16 @@ class Ranks:
         dist.broadcast_object_list(box, src=self._root, group=self._group)
         return box[0]
 
-    def gather_tensor(self, own: torch.Tensor) -> torch.Tensor | None:
+    def gather_tensor(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the tensors of all ranks, which are of one shape, stacked by rank, on rank 0; None elsewhere."""
-        parts = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(own, parts, dst=self._root, group=self._group)
+        parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(tensor, parts, dst=self._root, group=self._group)
         return torch.stack(parts) if parts is not None else None
 
-    def broadcast_tensor(self, own: torch.Tensor) -> torch.Tensor:
+    def broadcast_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return rank 0's tensor, which is of the shape of the others."""
-        dist.broadcast(own, src=self._root, group=self._group)
-        return own
+        dist.broadcast(tensor, src=self._root, group=self._group)
+        return tensor
 
     def can_all(self, is_able: bool) -> bool:
         """Return whether every rank is able."""

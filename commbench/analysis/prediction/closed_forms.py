@@ -408,11 +408,11 @@ def closed_forms_of(
             f"No closed form of {operation} over the number of ranks exists; choose from {', '.join(ALGORITHMS)}."
         )
     algorithm = OPERATIONS[operation].gloo_algorithm if backend_of_any_tool(backend).has_fixed_algorithms else ""
-    chosen = {algorithm: forms[algorithm]} if algorithm else forms
+    candidates = {algorithm: forms[algorithm]} if algorithm else forms
     if pattern == "flat":
-        return dict(chosen)
+        return dict(candidates)
     if pattern == "cross":
-        return {name: _across(form, ranks_per_node) for name, form in chosen.items()}
+        return {name: _across(form, ranks_per_node) for name, form in candidates.items()}
     if pattern == "hierarchical" and operation == "all_reduce" and algorithm:
         return {"hierarchical rings": _hierarchical(ranks_per_node, inner)}
     raise InputError(f"No closed form of {backend} {operation} in pattern {pattern} exists; choose flat or cross.")

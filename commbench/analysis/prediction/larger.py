@@ -321,8 +321,8 @@ class TrainedWorkload:
         baselines = [dataclasses.replace(baseline_of(cases), precision=case.precision) for case in cases[:1]]
         errors = []
         for left_out in [setting for setting in settings if setting.case not in baselines][:_MOST_LEFT_OUT]:
-            kept = [r for r in self.records if dataclasses.replace(r.case, phase=SWEEP) != left_out.case]
-            model = dataclasses.replace(self, records=kept).model(network)
+            calibration = [r for r in self.records if dataclasses.replace(r.case, phase=SWEEP) != left_out.case]
+            model = dataclasses.replace(self, records=calibration).model(network)
             if left_out.case.hook_name in model.hooks:
                 errors.append(abs(model.predict(left_out.case).step_ms / left_out.step_ms - 1))
         over = f"settings on {self.world_size} ranks, each predicted from the others; more ranks were not trained"

@@ -166,9 +166,9 @@ class LabPlan:
         It overrides the machine's own settings of interfaces and fabrics: a real fabric, or the memory that the hosts
         share, would carry messages past the shaped links.
         """
-        kept = {name: value for name, value in environ.items() if not name.startswith(_BATCH_SYSTEMS)}
+        inherited = {name: value for name, value in environ.items() if not name.startswith(_BATCH_SYSTEMS)}
         agent = str(directory / "agent")
-        return kept | {
+        return inherited | {
             HOSTFILE: str(directory / "hostfile"),
             EMULATED: json.dumps(self.conditions),
             "COMMBENCH_SSH": agent,  # for a person's own launcher

@@ -36,7 +36,7 @@ def rank() -> int:
     return int(next((os.environ[name] for name in RANKS if os.environ.get(name, "").isdigit()), "0"))
 
 
-def take(made: object) -> None:
+def take(instance: object) -> None:
     """Give an object of a watched class to commbench; whatever fails there must not fail the training."""
     try:
         from commbench.live import attach
@@ -44,7 +44,7 @@ def take(made: object) -> None:
         failure = f"{sys.executable} cannot import commbench ({type(error).__name__}: {error})"
         reason = f"{failure}; install commbench and torch 2.7 or newer there"
     else:
-        reason = attach.take(made)
+        reason = attach.take(instance)
     if reason and reason not in SAID and rank() == 0:
         SAID.add(reason)
         try:

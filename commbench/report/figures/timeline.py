@@ -118,8 +118,8 @@ def _paint_step(axes: Axes, step: Step) -> None:
         axes.axvspan(*step.exposed, color=BAD, alpha=_EXPOSED_ALPHA, linewidth=0, gid="exposed", zorder=0.4)
     count = len(step.buckets)
     axes.set_ylim(max(count, 1) - 0.4, -1.75)
-    shown = range(count) if count <= _WRITTEN else range(0, count, -(-count // _WRITTEN))
-    axes.set_yticks([-1.2, *shown], ["step", *(str(place) for place in shown)])
+    labelled_places = range(count) if count <= _WRITTEN else range(0, count, -(-count // _WRITTEN))
+    axes.set_yticks([-1.2, *labelled_places], ["step", *(str(place) for place in labelled_places)])
     axes.grid(visible=False, axis="y")
     axes.set_title(step.name, loc="left")
 

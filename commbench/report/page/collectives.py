@@ -56,8 +56,8 @@ def collective_tables(runs: Sequence[Run]) -> list[Table]:
     return [_collective_table(list(group), about) for _, group in groups]
 
 
-def _table_of(named: Named[Row]) -> tuple[str, str]:
-    return named[1].operation, named[1].pattern
+def _table_of(named_row: Named[Row]) -> tuple[str, str]:
+    return named_row[1].operation, named_row[1].pattern
 
 
 def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:
