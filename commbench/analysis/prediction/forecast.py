@@ -29,7 +29,7 @@ from commbench.analysis.prediction.steps import StepModel, StepPrediction
 from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
 from commbench.errors import InputError, Reason
-from commbench.hooks.registry import NONE, TOP_K, parse_hook
+from commbench.hooks.registry import NONE, gathered_density
 from commbench.schema import JsonObject
 from commbench.stats import Interval
 from commbench.units import algbw_GBps, format_link_rate, format_size
@@ -431,7 +431,7 @@ def _break_even(
         return BreakEvenForecast(**columns, status="unsupported", reason=reason)
     try:
         break_even, interval = steps.break_even(caps)
-        top_k = [name for name in steps.likely.hooks if parse_hook(name)["hook"] == TOP_K]
+        top_k = [name for name in steps.likely.hooks if gathered_density(name) is not None]
         both = [hook_case(steps.likely, hook, DEFAULT_CAP) for hook in (NONE, *top_k)]
         rests_on = _rests_on(steps, both, is_lower_bound=is_lower_bound)
     except InputError as error:
