@@ -14,12 +14,12 @@ from commbench.live.adopt import adopt
 from commbench.live.options import VARIABLE, LiveOptions
 from commbench.live.switching import makes_own_models
 
-#: The packages of the engines that are not tuned, and their names for people.
+#: The packages of the engines that are not tuned, and their usual names.
 ENGINES = {"torch.distributed.fsdp": "FSDP", "deepspeed": "DeepSpeed", "horovod": "Horovod"}
 
 
 def take(instance: object) -> str:
-    """Begin to tune a DDP model; return why an object of the training is not tuned, as a clause, else an empty text."""
+    """Begin to tune a DDP model; return a clause that states why the object is not tuned, else an empty text."""
     if isinstance(instance, DistributedDataParallel):
         return "" if makes_own_models() else _adopt(instance)
     modules = [f"{base.__module__}." for base in type(instance).__mro__]

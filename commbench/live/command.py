@@ -179,7 +179,7 @@ def _exported(variables: str) -> str:
 
 
 def _own_path_behind(assignment: str) -> str:
-    """Return an assignment ``NAME=VALUE``; that of PYTHONPATH begins with `SITE`."""
+    """Return an assignment ``NAME=VALUE``; put `SITE` first in the value of PYTHONPATH."""
     name, is_assigned, value = assignment.partition("=")
     return f"{name}={_search_path(value)}" if name == SEARCH_PATH and is_assigned else assignment
 
@@ -250,7 +250,7 @@ def _foreground_group() -> int | None:
 
 
 def _conclude(options: LiveOptions) -> None:
-    """Complete the results and print the conclusion; whatever fails here must not change the exit code."""
+    """Complete the results and print the conclusion; a failure here must not change the exit code."""
     try:
         first, *others = complete(options)
     except KeyboardInterrupt:

@@ -83,7 +83,7 @@ def double_tree_all_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
 
 
 def hierarchical_all_reduce(p: ArrayLike, n: ArrayLike, inner: Hop, outer: Hop, ranks_per_node: int) -> Floats:
-    """Reduce_scatter in each host, all_reduce of the shares across hosts, all_gather in each host; all of them rings.
+    """Reduce_scatter in each host, all_reduce of the shares across hosts, all_gather in each host; each step is a ring.
 
     The k ranks of a host reduce n/k each across hosts, at the same time over the host's one link (``outer``). Together
     they take as long as one all_reduce of n: 2(m-1) alpha + 2(m-1)/m n beta with m = p/k hosts.

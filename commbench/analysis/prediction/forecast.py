@@ -356,9 +356,8 @@ def training_forecasts(
     """Predict a workload's training on each network.
 
     Returns:
-        The step of every trained hook, or of ``hooks``, at its best bucket size; and the density below which top-k
-        beats
-        the best step with dense float32 gradients.
+        The step of every trained hook, or of ``hooks``, at its best bucket size; and the density below which top-k is
+        faster than the best step with dense float32 gradients.
 
     Raises:
         InputError: as `TrainedWorkload.model`.

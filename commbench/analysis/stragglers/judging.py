@@ -39,7 +39,7 @@ class Judgement:
     """The result for one family of units."""
 
     effects: Floats
-    """Each unit's time over that of its typical peer, as a logarithm; NaN if unknown."""
+    """Logarithm of each unit's time divided by its typical peer's time; NaN if unknown."""
     launches: Floats
     """The effects in each launch, (launches, units)."""
     slow: Sequence[int]
@@ -196,7 +196,7 @@ class Straggler:
     measured: str
     """The measured cases."""
     factor: float
-    """Its time over that of its typical peer."""
+    """Its time divided by its typical peer's time."""
     ci: tuple[float, float] | None
     """The factor's 95 % interval over launches; None for one launch."""
     steadiness: str

@@ -149,7 +149,7 @@ def _best_choice(rows: Sequence[Row]) -> Choice | None:
 
 
 def _share(row: Row, own_choice_row: Row | None) -> float:
-    """Return the largest ratio of the row's time to that of NCCL's own choice that their intervals allow."""
+    """Return the largest ratio of the row's time to the time of NCCL's own choice within both intervals."""
     if own_choice_row is None or own_choice_row.time_us_ci_low is None or row.time_us_ci_high is None:
         return math.inf
     return row.time_us_ci_high / own_choice_row.time_us_ci_low

@@ -176,10 +176,10 @@ def whole_number(word: str) -> int:
 
 
 def importable_operation(operation: str, pattern: str, ranks: int) -> Operation:
-    """Return the entry of an operation in a pattern, among so many ranks.
+    """Return the definition of an operation in a pattern on ``ranks`` ranks.
 
     Raises:
-        LeftOutError: there is none.
+        LeftOutError: the operation or the pattern is unknown, or its table is one of several that ran together.
     """
     try:
         check_pattern(pattern)

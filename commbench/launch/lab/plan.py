@@ -73,7 +73,7 @@ class LabPlan:
         """Return the plan of a cluster.
 
         Args:
-            hosts: how many, called host0, host1, ...
+            hosts: number of hosts; their names are host0, host1, ...
             rate: of each host's link, as tc writes it (``1gbit``, ``200mbit``), or ``none`` to leave links unshaped.
             ranks_per_host: slots of each host in the hostfile.
             slow: hosts whose link has another rate, each written ``HOST=RATE``.

@@ -37,7 +37,7 @@ def rank() -> int:
 
 
 def take(instance: object) -> None:
-    """Give an object of a watched class to commbench; whatever fails there must not fail the training."""
+    """Give an object of a watched class to commbench; a failure there must not fail the training."""
     try:
         from commbench.live import attach
     except Exception as error:  # noqa: BLE001 - commbench may be missing in this Python, or be another one
