@@ -126,7 +126,7 @@ def law_of(rows: Mapping[int, Row]) -> str:
 
 
 def _runs_through(x: Floats, low: Floats, high: Floats) -> bool:
-    """Return whether a non-decreasing line runs through all intervals: each two of them bound its slope."""
+    """Return whether a non-decreasing line runs through all intervals: every pair of intervals bounds its slope."""
     distances = x[None, :] - x[:, None]
     later = distances > 0
     steepest = (high[None, :] - low[:, None])[later] / distances[later]

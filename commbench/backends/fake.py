@@ -113,8 +113,8 @@ class FakeCommunicator(Communicator):
     def _split(self, groups: Sequence[Group]) -> FakeCommunicator | None:
         """Make the group's communicator with the same script; all groups are equally fast."""
         aside = self.size - sum(map(len, groups))
-        own = next((group for group in groups if self.rank in group), None)
-        return FakeCommunicator(self._control, self.script, self.launch, own, aside) if own else None
+        members = next((group for group in groups if self.rank in group), None)
+        return FakeCommunicator(self._control, self.script, self.launch, members, aside) if members else None
 
     def library(self) -> str:
         """See `Communicator.library`."""
@@ -241,14 +241,15 @@ class FakeTimer:
         identity = tuple((call.primitive, call.call_bytes) for call in scripted)
         number = self._drawn[identity]
         self._drawn[identity] += repetitions
-        shared = _generator(script.seed, self._communicator.launch, identity, number)
-        own = _generator(script.seed, self._communicator.launch, identity, number, rank)
+        shared_rng = _generator(script.seed, self._communicator.launch, identity, number)
+        rank_rng = _generator(script.seed, self._communicator.launch, identity, number, rank)
         true_us = sum(script.time_us(call.call_bytes) for call in scripted if call.call_bytes >= 0) * batch
-        duration_us = true_us * self._launch_factor(identity) * _repetition_factors(script, shared, repetitions)
+        duration_us = true_us * self._launch_factor(identity) * _repetition_factors(script, shared_rng, repetitions)
         duration_us[: max(0, script.warmup - number)] *= script.warmup_factor
         if rank == script.slow_rank:
             duration_us = duration_us * script.slow_rank_factor
-        start = self._clock_ns + 1_000_000 * np.arange(repetitions) + 1e3 * own.exponential(script.skew_us, repetitions)
+        skew_ns = 1e3 * rank_rng.exponential(script.skew_us, repetitions)
+        start = self._clock_ns + 1_000_000 * np.arange(repetitions) + skew_ns
         self._progress.counters += repetitions
         start_ns = np.round(start).astype(np.int64)
         return Repetitions(

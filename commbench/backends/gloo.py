@@ -57,11 +57,11 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
     def _split(self, groups: Sequence[Group]) -> GlooCommunicator | None:
         """Make torch's subgroups one after the other; collective."""
         with unpinned():
-            own, _ = dist.new_subgroups_by_enumeration([list(group) for group in groups], TIMEOUT, "gloo")
-        if own is None:
+            process_group, _ = dist.new_subgroups_by_enumeration([list(group) for group in groups], TIMEOUT, "gloo")
+        if process_group is None:
             return None
         members = next(group for group in groups if self.rank in group)
-        return GlooCommunicator(self._control, own, members, [self._hosts[rank] for rank in members])
+        return GlooCommunicator(self._control, process_group, members, [self._hosts[rank] for rank in members])
 
     def library(self) -> str:
         """Return e.g. ``torch 2.13.0 gloo``."""
@@ -84,10 +84,10 @@ class GlooCommunicator(TorchCommunicator[HostBuffer], HostCommunicator):
             for address in addresses
             if address.family in {socket.AF_INET, socket.AF_INET6}
         }
-        used = {
+        local_names = {
             names.get(_plain(c.laddr.ip)) for c in psutil.Process().net_connections("tcp") if c.status == "ESTABLISHED"
         }
-        return sorted(name for name in used if name and name != "lo")
+        return sorted(name for name in local_names if name and name != "lo")
 
     def timer(self, loop: str, plan: SyncPlan, progress: Progress) -> Timer:  # noqa: ARG002 - there is one loop
         """Return the Python loop."""

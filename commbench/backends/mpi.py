@@ -67,8 +67,8 @@ class MpiCommunicator(HostCommunicator):
         self._status = _statuses(1)
         on_host, off_host = control.connections
         spans_hosts, shares_host = len(set(self._hosts)) > 1, len(set(self._hosts)) < len(self._hosts)
-        used = [*([on_host] if shares_host else []), *([off_host] if spans_hosts else [])]
-        self._transport = "+".join(filter(None, used))
+        connections = [*([on_host] if shares_host else []), *([off_host] if spans_hosts else [])]
+        self._transport = "+".join(filter(None, connections))
 
     @classmethod
     def connect(cls, control: MpiControl, launch: int = 0) -> MpiCommunicator:  # noqa: ARG003 - the fake alone draws by launch
@@ -343,11 +343,13 @@ class MpiCommunicator(HostCommunicator):
 
     # Helpers
 
-    def _source(self, own: HostBuffer, other: HostBuffer | None, count: int, datatype: MPI.Datatype) -> tuple[Any, int]:
+    def _source(
+        self, buffer: HostBuffer, other: HostBuffer | None, count: int, datatype: MPI.Datatype
+    ) -> tuple[Any, int]:
         """Return a rank's own buffer as an argument of MPI: MPI_IN_PLACE if it lies in the other buffer."""
-        if other is not None and own.shares_memory(other):
+        if other is not None and buffer.shares_memory(other):
             return MPI.IN_PLACE, int(MPI.IN_PLACE)
-        return [own.memory, count, datatype], own.address
+        return [buffer.memory, count, datatype], buffer.address
 
 
 def _statuses(count: int) -> NDArray[np.uint8]:

@@ -146,12 +146,12 @@ class NcclCommunicator(NcclBase, CupyMemory):
 
         All communicators use the parent's stream, where the timed loop records its events: their order is kept.
         """
-        own = next((group for group in groups if self._control.rank in group), None)
-        leads = own is not None and own[0] == self._control.rank
+        ranks = next((group for group in groups if self._control.rank in group), None)
+        leads = ranks is not None and ranks[0] == self._control.rank
         identities = gather_everywhere(self._control, nccl.get_unique_id() if leads else None)
-        if own is None:
+        if ranks is None:
             return None
-        return NcclCommunicator(self._control, self, members=own, identity=identities[own[0]], choice=self._choice)
+        return NcclCommunicator(self._control, self, members=ranks, identity=identities[ranks[0]], choice=self._choice)
 
     def abort(self) -> None:
         """See `NcclBase.abort`."""

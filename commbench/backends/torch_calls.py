@@ -83,20 +83,20 @@ class TorchCommunicator(Communicator, Generic[BufferT]):
 
     def all_gather(self, send: BufferT, receive: BufferT) -> Call:
         """Prepare dist.all_gather_into_tensor."""
-        out, own = self.tensor_of(receive), self.tensor_of(send)
-        return _started_and_awaited(all_gather_single, out, own, group=self._group)
+        output, block = self.tensor_of(receive), self.tensor_of(send)
+        return _started_and_awaited(all_gather_single, output, block, group=self._group)
 
     def reduce_scatter(self, send: BufferT, receive: BufferT, redop: str) -> Call:
         """Prepare dist.reduce_scatter_tensor."""
-        out, own, op = self.tensor_of(receive), self.tensor_of(send), _REDOPS[redop]
-        return _started_and_awaited(_reduce_scatter, out, own, op, group=self._group)
+        block, tensor, op = self.tensor_of(receive), self.tensor_of(send), _REDOPS[redop]
+        return _started_and_awaited(_reduce_scatter, block, tensor, op, group=self._group)
 
     def all_to_all(self, send: BufferT, receive: BufferT) -> Call:
         """Prepare dist.all_to_all_single."""
         if send.shares_memory(receive):
             raise UnsupportedError("missing", backend="torch.distributed", what="in-place all_to_all")
-        out, own = self.tensor_of(receive), self.tensor_of(send)
-        return _started_and_awaited(dist.all_to_all_single, out, own, group=self._group)
+        output, blocks = self.tensor_of(receive), self.tensor_of(send)
+        return _started_and_awaited(dist.all_to_all_single, output, blocks, group=self._group)
 
     def broadcast(self, buffer: BufferT, root: int) -> Call:
         """Prepare dist.broadcast."""
@@ -112,15 +112,15 @@ class TorchCommunicator(Communicator, Generic[BufferT]):
 
     def gather(self, send: BufferT, receive: BufferT | None, root: int) -> Call:
         """Prepare dist.gather into views of one buffer."""
-        own, target = self.tensor_of(send), self._members[root]
+        block, target = self.tensor_of(send), self._members[root]
         blocks = None if receive is None else list(self.tensor_of(receive).chunk(self.size))
-        return _started_and_awaited(dist.gather, own, blocks, target, self._group)
+        return _started_and_awaited(dist.gather, block, blocks, target, self._group)
 
     def scatter(self, send: BufferT | None, receive: BufferT, root: int) -> Call:
         """Prepare dist.scatter from views of one buffer."""
-        own, source = self.tensor_of(receive), self._members[root]
+        block, source = self.tensor_of(receive), self._members[root]
         blocks = None if send is None else list(self.tensor_of(send).chunk(self.size))
-        return _started_and_awaited(dist.scatter, own, blocks, source, self._group)
+        return _started_and_awaited(dist.scatter, block, blocks, source, self._group)
 
     # Point to point
 
@@ -155,9 +155,9 @@ def start_all_reduce(tensor: torch.Tensor, redop: str, group: dist.ProcessGroup)
     return _start_and_wait(lambda: dist.all_reduce(tensor, _REDOPS[redop], group, async_op=True))
 
 
-def start_all_gather(out: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> list[Call]:
+def start_all_gather(output: torch.Tensor, block: torch.Tensor, group: dist.ProcessGroup) -> list[Call]:
     """Prepare dist.all_gather_into_tensor with async_op, and its wait."""
-    return _start_and_wait(lambda: all_gather_single(out, own, group=group, async_op=True))
+    return _start_and_wait(lambda: all_gather_single(output, block, group=group, async_op=True))
 
 
 def as_tensor(memory: Raw, dtype: DataType) -> torch.Tensor:
@@ -227,9 +227,9 @@ def _check_in_place(send: TorchMemory, receive: TorchMemory) -> None:
         raise UnsupportedError("in_place_only")
 
 
-def _started_and_awaited(start: Callable[..., Any], *arguments: object, **named: object) -> Call:
+def _started_and_awaited(start: Callable[..., Any], *arguments: object, **keywords: object) -> Call:
     """Return the call that starts a collective and waits for it."""
-    start_async = partial(start, *arguments, async_op=True, **named)
+    start_async = partial(start, *arguments, async_op=True, **keywords)
     return Call(run=lambda: start_async().wait())
 
 

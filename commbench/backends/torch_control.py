@@ -80,7 +80,7 @@ def leave_world(control: Control) -> None:
 
 
 def choose_interface(*, one_host: bool) -> None:
-    """Set Gloo's interface unless it is set: the loopback if all ranks share a host, else that of the default route.
+    """Set Gloo's interface if unset: the loopback if all ranks share a host, else the default route's interface.
 
     Gloo would choose the address that the host's name resolves to; in Debian's /etc/hosts this is 127.0.1.1.
 
@@ -103,7 +103,7 @@ def choose_interface(*, one_host: bool) -> None:
 
 
 def _own_address() -> str:
-    """Return an address at which other ranks reach this host: that of Gloo's interface, else of the host's name.
+    """Return an address at which other ranks reach this host: of Gloo's interface, else of the host's name.
 
     Raises:
         InputError: the interface has no address.
@@ -204,10 +204,10 @@ class TorchControl:
 
     def exchange(self, target: int, source: int) -> None:
         """Exchange messages of one byte, the shortest in torch."""
-        sent = dist.isend(self._token, target)
+        sending = dist.isend(self._token, target)
         dist.recv(self._inbox, source)
-        if sent is not None:
-            sent.wait()
+        if sending is not None:
+            sending.wait()
 
     def send_int(self, value: int, target: int) -> None:
         """Send an integer."""

@@ -197,10 +197,10 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
     def _split(self, groups: Sequence[Group]) -> TorchNcclCommunicator | None:
         """Make the process groups one after the other; collective."""
         process_groups = [self._new_group(list(group)) for group in groups]
-        own = next((number for number, group in enumerate(groups) if self._control.rank in group), None)
-        if own is None:
+        index = next((number for number, group in enumerate(groups) if self._control.rank in group), None)
+        if index is None:
             return None
-        return type(self)(self._control, self, members=groups[own], group=process_groups[own], choice=self._choice)
+        return type(self)(self._control, self, members=groups[index], group=process_groups[index], choice=self._choice)
 
     def _new_group(self, ranks: list[int]) -> Any:  # noqa: ANN401 - a group, or torch's marker of a rank outside it
         return dist.new_group(ranks, TIMEOUT, self.carrier, self._options())
@@ -215,9 +215,9 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
 
     def close(self) -> None:
         """Destroy the groups, except a default group that is the control plane's."""
-        for chosen in self._by_algorithm.values():
-            if not chosen.has_failed():
-                chosen.close()
+        for communicator in self._by_algorithm.values():
+            if not communicator.has_failed():
+                communicator.close()
         super().close()
         self.complete()
         gc.collect()  # graphs that hold operations of a group must be freed before the group
@@ -295,8 +295,8 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
     def _wrong_in(self, result: torch.Tensor, tile: Raw, content: Content) -> int:
         expected = self._repeated(tile, content.dtype, len(result))
         if content.tolerance:
-            wanted = expected.double()
-            right = (result.double() - wanted).abs() <= content.tolerance * wanted.abs()
+            exact = expected.double()
+            right = (result.double() - exact).abs() <= content.tolerance * exact.abs()
         else:
             right = result == expected
         return len(result) - int(right.sum())

@@ -20,7 +20,7 @@ from commbench.collectives.operations import find_operation
 from commbench.engine.records import Record
 from commbench.errors import InputError, check_choice
 from commbench.interop.exports import EXPORTS
-from commbench.interop.imports import TOOLS, Asked, Imported, Source, import_outputs
+from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, import_outputs
 from commbench.interop.imports.param import PARAM_BACKENDS
 from commbench.launch.tables import write_tables
 from commbench.results import Store, load_run
@@ -89,25 +89,25 @@ def import_(
 
     The same case in several files counts as several launches, which give an interval.
     """
-    asked = Asked(ranks=ranks, operation=operation, dtype=dtype, backend=backend)
-    _check_asked(asked)
+    options = ImportOptions(ranks=ranks, operation=operation, dtype=dtype, backend=backend)
+    _check_options(options)
     sources = [_read_source(file) for file in files]
-    imported = import_outputs(sources, tool=tool, asked=asked)
+    imported = import_outputs(sources, tool=tool, options=options)
     path = out or default_out("import")
     rows = _write(path, imported, sources)
     _print_import(imported, rows, path, make_console())
     return 0
 
 
-def _check_asked(asked: Asked) -> None:
-    if asked.ranks is not None and not 1 <= asked.ranks <= MOST_RANKS:
-        raise InputError(f"-n {asked.ranks} is no number of ranks; give 1 or more.")
-    if asked.operation is not None:
-        find_operation(asked.operation)
-    if asked.dtype is not None:
-        find_dtype(asked.dtype)
-    if asked.backend is not None:
-        check_choice("backend", asked.backend, PARAM_BACKENDS)
+def _check_options(options: ImportOptions) -> None:
+    if options.ranks is not None and not 1 <= options.ranks <= MOST_RANKS:
+        raise InputError(f"-n {options.ranks} is no number of ranks; give 1 or more.")
+    if options.operation is not None:
+        find_operation(options.operation)
+    if options.dtype is not None:
+        find_dtype(options.dtype)
+    if options.backend is not None:
+        check_choice("backend", options.backend, PARAM_BACKENDS)
 
 
 def _read_source(file: str) -> Source:

@@ -104,9 +104,9 @@ def bench(
         if requested is None:
             return replace(task, left_out=[*task.left_out, *([lack] if trains_over and lack else [])])
         sweep = default_sweep()
-        chosen, left_out = backend_at(place, requested, sweep.workload)
+        training_backend, left_out = backend_at(place, requested, sweep.workload)
         task = replace(task, left_out=[*task.left_out, *left_out])
-        sweep, seed = replace(sweep, backend=chosen), task.requests[0].seed
+        sweep, seed = replace(sweep, backend=training_backend), task.requests[0].seed
         planned = plan_training(sweep, settings, training, ranks=place.ranks, seed=seed)
         unnamed = permission_of(sweep.hooks, is_given=False, accepts_loss=False)
         return join_training(task, replace(planned, begins_s=limit_s or 0.0, permission=unnamed))

@@ -314,16 +314,16 @@ def takes_settings(command: Callable[Concatenate[Settings, ...], int]) -> Callab
 
     They follow the command's own options. typer finds the options of a command in its signature and annotations.
     """
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    _, *command_options = inspect.signature(command, eval_str=True).parameters.values()
     fields = inspect.signature(Settings, eval_str=True).parameters.values()
-    shared = [field for field in fields if get_origin(field.annotation) is Annotated]
+    settings_options = [field for field in fields if get_origin(field.annotation) is Annotated]
 
     @functools.wraps(command)
     def command_line(**values: Any) -> int:  # noqa: ANN401 - a value of any option
-        settings = Settings(**{option.name: values.pop(option.name) for option in shared})
+        settings = Settings(**{option.name: values.pop(option.name) for option in settings_options})
         return command(settings, **values)
 
-    options = [*own, *shared]
+    options = [*command_options, *settings_options]
     command_line.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # documented override
     command_line.__annotations__ = {option.name: option.annotation for option in options}
     return command_line

@@ -56,8 +56,8 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     for line in filter(None, lines):
         console.print(line, markup=False)
     command = shlex.join(["commbench", "report", str(run_.path)])
-    drawn = f"; `{command}` draws a page of them" if hint else ""
-    console.print(f"Results: {', '.join(map(str, result_files(run_)))}{drawn}", markup=False, soft_wrap=True)
+    page_hint = f"; `{command}` draws a page of them" if hint else ""
+    console.print(f"Results: {', '.join(map(str, result_files(run_)))}{page_hint}", markup=False, soft_wrap=True)
     if not run_.info.get("candidates"):
         _print_conclusion(run_, console)
 

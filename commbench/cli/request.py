@@ -129,13 +129,13 @@ def usable_suite(
         InputError: a named backend is missing, or none is left.
     """
     on_hosts = [backend for backend in suite.backends if backend not in NCCL_BACKENDS]
-    tried = suite.backends if is_named or has_gpus() or not on_hosts else on_hosts
+    candidates = suite.backends if is_named or has_gpus() or not on_hosts else on_hosts
     sharing = ranks_here if on_hosts else None  # a suite only for GPUs counts as naming its backends
     reasons = {
         backend: unusable_reason(
             backend, is_named=is_named, carries_mpi=carries_mpi, ranks_here=sharing, started=started
         )
-        for backend in tried
+        for backend in candidates
     }
     sentences = list(dict.fromkeys(sentence for sentence in reasons.values() if sentence))
     usable = [backend for backend, sentence in reasons.items() if not sentence]

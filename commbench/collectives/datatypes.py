@@ -122,8 +122,8 @@ class Content:
     def _differ(self, actual: Raw, expected: Raw) -> int:
         if not self.tolerance:
             return int(np.count_nonzero(actual != expected))
-        wanted = self.dtype.decode(expected)
-        close = np.abs(self.dtype.decode(actual) - wanted) <= self.tolerance * np.abs(wanted)
+        expected_values = self.dtype.decode(expected)
+        close = np.abs(self.dtype.decode(actual) - expected_values) <= self.tolerance * np.abs(expected_values)
         return int(close.size - np.count_nonzero(close))
 
 

@@ -38,12 +38,12 @@ def check_pattern(pattern: str, world_size: int | None = None) -> None:
     Raises:
         InputError: the pattern is unknown (the message lists all), or the number of ranks does not fit.
     """
-    counted = _COUNTED.fullmatch(pattern)
-    if not counted and (pattern not in PATTERNS or pattern.endswith(":K")):
+    counted_form = _COUNTED.fullmatch(pattern)
+    if not counted_form and (pattern not in PATTERNS or pattern.endswith(":K")):
         raise unknown_choice("pattern", pattern, PATTERNS, ", where K is a number of ranks")
-    if counted and world_size is not None and world_size % int(counted[2]):
+    if counted_form and world_size is not None and world_size % int(counted_form[2]):
         raise InputError(
-            f"Pattern {pattern} needs a multiple of {counted[2]} ranks and this run has {world_size}; "
+            f"Pattern {pattern} needs a multiple of {counted_form[2]} ranks and this run has {world_size}; "
             "choose another K or another number of ranks."
         )
 
@@ -59,9 +59,9 @@ def shares_of(pattern: str, world_size: int) -> int:
     The group sizes of ``node`` and ``cross`` depend on the hosts. Sizes that differ after rounding up for all ranks
     still differ after rounding up for a group.
     """
-    counted = _COUNTED.fullmatch(pattern)
-    if counted:
-        return int(counted[2]) if counted[1] == "split" else max(1, world_size // int(counted[2]))
+    counted_form = _COUNTED.fullmatch(pattern)
+    if counted_form:
+        return int(counted_form[2]) if counted_form[1] == "split" else max(1, world_size // int(counted_form[2]))
     return min(2, world_size) if pattern == "bisection" or pattern.startswith("pairs:") else world_size
 
 
@@ -88,11 +88,11 @@ def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
     ranks = tuple(range(len(hosts)))
     if not makes_groups(pattern):
         return (ranks,)
-    counted = _COUNTED.fullmatch(pattern)
-    if counted:
-        count = int(counted[2])
+    counted_form = _COUNTED.fullmatch(pattern)
+    if counted_form:
+        count = int(counted_form[2])
         neighbours = [ranks[i : i + count] for i in range(0, len(ranks), count)]
-        divided = neighbours if counted[1] == "split" else [ranks[i::count] for i in range(count)]
+        divided = neighbours if counted_form[1] == "split" else [ranks[i::count] for i in range(count)]
     elif pattern == "node":
         divided = _by_host(hosts)
     elif pattern == "cross":

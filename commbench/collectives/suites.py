@@ -1,4 +1,4 @@
-"""Suites: short Python files that set ``SUITE`` to a `Sweep` or a list of them; how to find and load them."""
+"""Finds and loads suites: short Python files that set ``SUITE`` to a `Sweep` or a list of sweeps."""
 
 from __future__ import annotations
 

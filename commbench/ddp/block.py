@@ -231,7 +231,7 @@ class Training:
         energy, metered_s = meter.joules_since(energy_before), time.monotonic() - metered_from
         clock_after = context.device.read_clock()
         self.log.finish()
-        sent = _difference(sent_before, self._sent(), steps - early_steps)
+        sent_bytes = _difference(sent_before, self._sent(), steps - early_steps)
         digest = _digest(self.inner) if case.uses_ddp and is_last else 0
         # Read before the extra passes, which are not part of the training.
         times, watched = np.array(self.log.seconds), self.log.buckets
@@ -244,7 +244,7 @@ class Training:
             losses=[float(loss) for loss in self.losses] if case.uses_ddp and context.workload.steps else [],
             metrics=list(self.metrics),
             watched=watched,
-            sent_bytes=sent,
+            sent_bytes=sent_bytes,
             expected_bytes=self._expected_bytes(),
             bucket_bytes=_integers(self._logged("bucket_sizes")),
             bucket_tensors=[len(indices) for indices in self._bucket_parameters()],
@@ -334,9 +334,9 @@ class Training:
         if not self.case.uses_ddp:
             return None
         self.context.barrier()
-        sent = self.context.device.sent_bytes()
+        sent_bytes = self.context.device.sent_bytes()
         self.context.barrier()
-        return sent
+        return sent_bytes
 
     def _expected_bytes(self) -> float | None:
         """Return the bytes that a rank sends in a step by theory: the hook's, and its share of broadcasting buffers.
@@ -349,14 +349,14 @@ class Training:
         ranks = self.context.group.size()
         hook = self.hook if not self.case.is_plain else None
         trained = [p for p in self.inner.parameters() if p.requires_grad]
-        sent = 0.0
+        step_bytes = 0.0
         for indices in contents:
             shapes = [tuple(trained[i].shape) for i in indices]
             elements = sum(trained[i].numel() for i in indices)
             dense = ring_bytes(FLOAT32_BYTES * elements, ranks)
-            sent += hook.wire_bytes(elements, ranks, shapes=shapes) if hook else dense
+            step_bytes += hook.wire_bytes(elements, ranks, shapes=shapes) if hook else dense
         buffers = sum(b.numel() * b.element_size() for b in self.inner.buffers())
-        return float(sent + buffers * (ranks - 1) / ranks)
+        return float(step_bytes + buffers * (ranks - 1) / ranks)
 
     def _bucket_parameters(self) -> list[list[int]]:
         """Return the indices of each bucket's parameters among the trainable ones."""

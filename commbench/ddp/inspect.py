@@ -21,6 +21,7 @@ from commbench.hooks.registry import make_hook, parse_hook
 
 if TYPE_CHECKING:
     from commbench.ddp.devices import Device
+    from commbench.hooks import Hook
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,29 +51,32 @@ def _inspect_spec(spec: str, batch: int | None, seed: int, hooks: Sequence[str],
     from commbench.ddp.workloads import load_workload
 
     device = Device() if gpu is None else Gpu(gpu % len(gpus_to_train_on()))
-    _try_hooks(hooks, device)
+    made_hooks = _try_hooks(hooks, device)
     workload = load_workload(spec, seed=seed, rank=0, world_size=1, batch_size=batch)
     try:
-        return inspect_workload(workload, device)
+        facts = inspect_workload(workload, device)
     except InputError as error:
         if gpu is None:
             raise
         raise InputError(
             f"{error} Its model and batches were on a GPU, where all it makes must be; --backend gloo trains on CPUs."
         ) from error
+    for hook in made_hooks:
+        hook.check_size(sum(parameter.numel for parameter in facts.parameters))
+    return facts
 
 
-def _try_hooks(hooks: Sequence[str], device: Device) -> None:
-    """Make each hook, so that an unknown option raises an error before any measurement.
+def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
+    """Return each hook, so that an unknown option raises an error before any measurement.
 
     A hook's code is compiled here, outside of any case timeout: on a busy machine it takes longer than a timeout.
     """
     from commbench.ddp.session import compile_hooks
 
     cases = [TrainingCase(workload="", world_size=1, batch_per_rank=1, **parse_hook(text)) for text in hooks]
-    for each in cases:
-        make_hook(each.hook, density=each.density, options=each.options)
+    hooks_or_none = [make_hook(each.hook, density=each.density, options=each.options) for each in cases]
     compile_hooks(cases, device.torch_device)
+    return [hook for hook in hooks_or_none if hook is not None]
 
 
 if __name__ == "__main__":

@@ -173,6 +173,9 @@ class Hook(ABC):
     ) -> None:
         """Inspect the model before the hook is registered; raise InputError if the hook cannot serve it."""
 
+    def check_size(self, elements: int) -> None:  # noqa: B027 - most hooks accept any model
+        """Raise InputError if the hook cannot serve a model of that number of elements."""
+
     @staticmethod  # noqa: B027 - most hooks need nothing
     def prepare(device: torch.device) -> None:
         """Compile what the hook needs on a device, so that no step waits for it.

@@ -9,6 +9,7 @@ host wait for all queued work, so the condition stays a tensor and `put` depends
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -196,7 +197,7 @@ class FeedbackHook(Hook):
         return super().register(ddp_model, scaler=scaler)
 
     def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
-        """Record the parameters' names; raise InputError if a gradient is not float32."""
+        """Record the parameters' names; raise InputError if a gradient is not float32 or the model is too small."""
         self._names, self._shapes = {}, {}
         for name, parameter in ddp_model.module.named_parameters():
             if parameter.requires_grad and parameter.dtype != torch.float32:
@@ -206,6 +207,7 @@ class FeedbackHook(Hook):
             self._shapes[name] = tuple(parameter.shape)
             if parameter.requires_grad:
                 self._device = parameter.device
+        self.check_size(sum(math.prod(shape) for shape in self._shapes.values()))
         self._check_loaded(self.memory.state())
         self._scaler = scaler
         self.memory.held_back = scaler is not None

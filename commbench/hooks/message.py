@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ValueType: TypeAlias = Literal["float32", "float16"]
 Scope: TypeAlias = Literal["bucket", "parameter"]
+Exchange: TypeAlias = Literal["gather", "aligned"]
 #: The shape of each tensor of a bucket, in the order of the bucket.
 Shapes: TypeAlias = Sequence[Sequence[int]]
 
@@ -87,6 +88,12 @@ def top_k_messages(bucket: BucketShape, selection: Selection) -> tuple[Message, 
         return (_all_reduce(bucket.elements),)
     gathered = bucket.world_size * payload.nbytes
     return (Message(operation="all_gather", dtype="float32", message_bytes=gathered),)
+
+
+def aligned_messages(bucket: BucketShape, *, density: float, chunk: int) -> tuple[Message, ...]:
+    """Return two all_reduces: the norms of all chunks, then the values of the chosen chunks."""
+    layout = ChunkLayout.of(bucket.elements, density=density, chunk=chunk)
+    return (_all_reduce(layout.chunks), _all_reduce(layout.kept * layout.chunk))
 
 
 def quantised_messages(bucket: BucketShape, *, block: int) -> tuple[Message, ...]:
@@ -218,6 +225,25 @@ class Selection:
 
     def _is_dense(self, shape: Sequence[int], numel: int) -> bool:
         return numel < self.dense_below or (self.dense_vectors and len(shape) <= 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkLayout:
+    """The chunks of a bucket in aligned top-k; only the last chunk may reach beyond the bucket."""
+
+    elements: int
+    chunk: int
+    """Elements of a chunk."""
+    chunks: int
+    kept: int
+    """Chunks that are sent."""
+
+    @classmethod
+    def of(cls, elements: int, *, density: float, chunk: int) -> Self:
+        """Return the layout of a bucket; a bucket shorter than ``chunk`` is one chunk."""
+        chunk = max(1, min(chunk, elements))
+        chunks = -(-elements // chunk)
+        return cls(elements=elements, chunk=chunk, chunks=chunks, kept=kept_elements(chunks, density))
 
 
 # ------------------------------------------------------------------------------------------------- quantised payloads

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 from commbench.errors import InputError, unknown_choice
 from commbench.hooks.message import (
     BucketShape,
+    Exchange,
     Message,
     Scope,
     Selection,
     ValueType,
+    aligned_messages,
     dense_messages,
     power_sgd_messages,
     quantised_messages,
@@ -34,6 +36,8 @@ Effect = Literal["none", "half precision", "lossy"]
 NONE = "none"
 FP16 = "fp16"
 TOP_K = "topk"
+#: The value of top-k's option ``exchange`` with which ranks send the same chunks.
+ALIGNED = "aligned"
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -188,12 +192,20 @@ def _top_k(
     scope: Scope,
     dense_below: int,
     dense_vectors: bool,
+    exchange: Exchange,
+    chunk: int,
     **_others: OptionValue,
 ) -> tuple[Message, ...]:
+    if exchange == ALIGNED:
+        return aligned_messages(bucket, density=density, chunk=chunk)
     selection = Selection(
         density=density, values=values, scope=scope, dense_below=dense_below, dense_vectors=dense_vectors
     )
     return top_k_messages(bucket, selection)
+
+
+def _is_aligned(options: Mapping[str, str]) -> bool:
+    return options.get("exchange") == ALIGNED
 
 
 def _random_k(bucket: BucketShape, *, density: float, **_others: OptionValue) -> tuple[Message, ...]:
@@ -247,7 +259,8 @@ _SPECS = (
         name=TOP_K,
         class_name="TopK",
         messages=_top_k,
-        formula="(p-1) messages of k x (4 + value bytes), padded to 4, and the tensors sent whole as they are",
+        formula="(p-1) messages of k x (4 + value bytes), padded to 4, and the tensors sent whole as they are; "
+        "with `exchange=aligned` 2(p-1)/p x 4 (n/chunk + k)",
         options=(
             _DENSITY,
             HookOption(name="selection", default="fast", choices=("fast", "exact")),
@@ -255,6 +268,8 @@ _SPECS = (
             HookOption(name="scope", default="bucket", choices=("bucket", "parameter")),
             HookOption(name="dense_below", default=0),
             HookOption(name="dense_vectors", default=False),
+            HookOption(name="exchange", default="gather", choices=("gather", ALIGNED)),
+            HookOption(name="chunk", default=256, least=1),
             _FEEDBACK,
             HookOption(name="momentum", default=0.0),
             HookOption(name="clip", default=0.0),
@@ -264,7 +279,8 @@ _SPECS = (
         number="density",
         usual_number="0.01",
         needs_shapes=lambda options: not _BY_TENSOR.isdisjoint(options),
-        compiles=lambda options: options.get("selection", "fast") == "fast",
+        runs_in_order=_is_aligned,
+        compiles=lambda options: options.get("selection", "fast") == "fast" and not _is_aligned(options),
     ),
     HookSpec(
         name="randomk",
@@ -353,6 +369,13 @@ def parse_hook(text: str) -> HookFields:
         options["rank"] = _rank(text, numbers[0])
     canonical = ";".join(f"{key}={options[key]}" for key in sorted(options))
     return {"hook": name, "density": density, "hook_options": canonical}
+
+
+def gathered_density(hook_name: str) -> float | None:
+    """Return the density of a top-k hook whose ranks gather the elements of all ranks; None for other hooks."""
+    fields = parse_hook(hook_name)
+    is_gathered = fields["hook"] == TOP_K and not _is_aligned(split_options(fields["hook_options"]))
+    return fields["density"] if is_gathered else None
 
 
 def hook_words(hook: str, density: float | None, hook_options: str) -> str:

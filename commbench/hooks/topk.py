@@ -1,4 +1,4 @@
-"""Top-k sparsification with error feedback: each rank sends its k largest elements, every rank sums all messages."""
+"""Top-k sparsification with error feedback: each rank sends its k largest elements, or all send the same chunks."""
 
 from __future__ import annotations
 
@@ -13,21 +13,31 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.errors import InputError, check_choice
 from commbench.hooks import selectors
 from commbench.hooks.base import Finish, Stopwatch
-from commbench.hooks.feedback import FeedbackHook, Slot, is_finite, on_host, put
+from commbench.hooks.chunks import ChunkChannel
+from commbench.hooks.feedback import Slot, is_finite, on_host, put
 from commbench.hooks.layout import Layout
 from commbench.hooks.message import (
     BucketShape,
+    ChunkLayout,
+    Exchange,
     Message,
     PayloadLayout,
     PayloadPart,
     Scope,
     Selection,
     ValueType,
+    aligned_messages,
     check_density,
+    check_length,
     top_k_messages,
 )
+from commbench.hooks.ordered import OrderedHook
 from commbench.hooks.ordering import all_gather
+from commbench.hooks.registry import ALIGNED
 from commbench.hooks.selectors import DTYPES, Selector, make_selector, split
+
+#: Elements of a chunk by default: norms are then 0.4 % of the bytes of a dense bucket.
+CHUNK = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +53,7 @@ class _Channel:
     """uint8, shape (world_size, payload.nbytes)."""
 
 
-class TopK(FeedbackHook):
+class TopK(OrderedHook):
     """Sends k = ceil(density x n) elements per bucket or per parameter, largest first, in one all_gather per bucket.
 
     Args:
@@ -54,6 +64,10 @@ class TopK(FeedbackHook):
         scope: the elements among which k are selected. With ``bucket`` the result depends on the bucket size.
         dense_below: tensors of fewer elements are sent whole.
         dense_vectors: tensors of one dimension (biases, norms) are sent whole.
+        exchange: with ``gather`` each rank sends its own elements to all ranks. With ``aligned`` the ranks sum the
+            norms of their chunks, choose the same chunks and sum only these; values, scope and the dense options
+            cannot be given.
+        chunk: elements of a chunk with ``exchange=aligned``; density is then the share of chunks.
         feedback: keep the unsent part, and send it later.
         momentum: momentum correction of Deep Gradient Compression (Lin et al. 2018): u = m u + g is accumulated in
             place of g, and zeroed for sent elements. The optimiser must then have no momentum.
@@ -72,6 +86,8 @@ class TopK(FeedbackHook):
         scope: Scope = "bucket",
         dense_below: int = 0,
         dense_vectors: bool = False,
+        exchange: Exchange = "gather",
+        chunk: int = CHUNK,
         feedback: bool = True,
         momentum: float = 0.0,
         clip: float = 0.0,
@@ -82,6 +98,7 @@ class TopK(FeedbackHook):
             ("selection", selection, ("fast", "exact")),
             ("values", values, tuple(DTYPES)),
             ("scope", scope, ("bucket", "parameter")),
+            ("exchange", exchange, ("gather", ALIGNED)),
         ):
             check_choice(f"{key} of hook topk", value, choices)
         if not 0 <= momentum < 1 or (momentum and not feedback):
@@ -96,17 +113,46 @@ class TopK(FeedbackHook):
         self.warmup_steps = warmup_steps
         self.momentum = momentum
         self.clip = clip
+        self._exchange = exchange
+        self._chunk = check_length(self.name, "chunk", chunk)
         self._fast = selection == "fast"
         self._selection = Selection(
             density=density, values=values, scope=scope, dense_below=dense_below, dense_vectors=dense_vectors
         )
+        self._check_exchange()
         self._channels: dict[Layout, _Channel] = {}
+        self._chunks: dict[Layout, ChunkChannel] = {}
         self._selectors: dict[tuple[int, int], Selector] = {}
 
+    def _check_exchange(self) -> None:
+        """Raise InputError if an option does not suit the exchange."""
+        usual = Selection(density=self.density)
+        if self.is_ordered and self._selection != usual:
+            raise InputError(
+                "Hook topk was given exchange aligned and one of values, scope, dense_below, dense_vectors: chunks of "
+                "the whole bucket are sent as float32, so leave these out."
+            )
+        if not self.is_ordered and self._chunk != CHUNK:
+            raise InputError(
+                f"Hook topk was given chunk {self._chunk} and exchange gather: chunks need exchange=aligned."
+            )
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the values wait for the norms of the chunks."""
+        return self._exchange == ALIGNED
+
+    def check_size(self, elements: int) -> None:
+        """See `Hook.check_size`: a chunk must not be larger than the model."""
+        if self.is_ordered and self._chunk > elements:
+            raise InputError(
+                f"Hook topk was given chunk {self._chunk}, the model has {elements} elements: give a smaller chunk."
+            )
+
     def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
-        """See `FeedbackHook.attach`; also compile the selection, so that no step waits for it."""
+        """See `OrderedHook.attach`; also compile the selection, so that no step waits for it."""
         super().attach(ddp_model, scaler)
-        if self._fast:
+        if self._fast and not self.is_ordered:
             self.prepare(self._device)
 
     @staticmethod
@@ -117,12 +163,14 @@ class TopK(FeedbackHook):
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """Encode, gather every rank's message, sum the messages in rank order."""
-        channel = self._channel_of(layout, buffer)
+        """Encode, gather every rank's message, sum the messages in rank order; or exchange chunks."""
         if self.clip:
             self._clip(buffer, layout)
         if self.momentum:
             self._correct(buffer, slot)
+        if self.is_ordered:
+            return self._exchange_chunks(buffer, layout, slot, watch)
+        channel = self._channel_of(layout, buffer)
         self._encode(channel, buffer, slot)
         watch.encoded()
         watch.started()
@@ -130,6 +178,19 @@ class TopK(FeedbackHook):
             return dist.all_reduce(buffer, group=self._group, async_op=True).get_future(), lambda _: buffer
         future = all_gather(channel.gathered.view(-1), channel.sent, group=self._group, async_op=True).get_future()
         return future, lambda _: self._decode(channel, buffer)
+
+    def _exchange_chunks(
+        self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
+    ) -> tuple[torch.futures.Future, Finish]:
+        """Compute norms on the autograd thread; agree on chunks and sum them in an ordered job."""
+        if layout not in self._chunks:
+            chunks = ChunkLayout.of(layout.numel, density=self.current_density, chunk=self._chunk)
+            self._chunks[layout] = ChunkChannel(chunks, buffer)
+        channel = self._chunks[layout]
+        channel.take(buffer, slot.old.get("residual"))
+        watch.encoded()
+        future = self.submit(lambda: channel.reduce(self._private, self.divisor, slot.new, watch))
+        return future, lambda _: channel.spread(buffer)
 
     # Sending
 
@@ -243,15 +304,19 @@ class TopK(FeedbackHook):
         super().begin_step()
         if self.current_density != before:
             self._channels.clear()
+            self._chunks.clear()
             self._selectors.clear()
 
     def forget(self, layout: Layout) -> None:
         """Drop the bucket's channel; other channels keep their selectors."""
         self._channels.pop(layout, None)
+        self._chunks.pop(layout, None)
         self._selectors.clear()
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
         """See `Hook.messages`."""
+        if self.is_ordered:
+            return aligned_messages(bucket, density=self.density, chunk=self._chunk)
         return top_k_messages(bucket, self._selection)
 
 

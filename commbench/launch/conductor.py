@@ -221,9 +221,9 @@ class _StageRun:
 
     def _out_of_time(self, launch: int) -> Ending:
         """End a stage whose time limit is reached, and report what is missing."""
-        own, whole = self.request.time_limit_s, self.request.whole_limit_s
-        limit = f"{own:g} s{f' for all up to the {self.label}' if self.label else ''}"
-        in_all = f", of {whole:g} s in all," if whole not in {None, own} else ""
+        stage_limit_s, total_limit_s = self.request.time_limit_s, self.request.whole_limit_s
+        limit = f"{stage_limit_s:g} s{f' for all up to the {self.label}' if self.label else ''}"
+        in_all = f", of {total_limit_s:g} s in all," if total_limit_s not in {None, stage_limit_s} else ""
         name = f"{self.label} " if self.label else ""
         without = unmeasured_clause(self.request, self.ledger.store.records)
         reason = (

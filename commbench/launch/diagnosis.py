@@ -160,19 +160,19 @@ def diagnose_ranks(ranks: Sequence[int], state: str, host: str) -> Diagnosis:
 
 
 def diagnose_silent(ranks: Sequence[int], host: str, since: str, process_state: str | None) -> Diagnosis:
-    """Name ranks that are no longer heard, and what the first one's process does if its state letter is known."""
+    """Name ranks whose heartbeats have stopped, and the state of the first rank's process if known."""
     process = f" although its process {_STATES[process_state]}" if process_state in _STATES else ""
     return diagnose_ranks(ranks, f"has not been heard of {since}{process}", host)
 
 
 def diagnose_lost_hosts(lost: Mapping[str, Sequence[int]], since: str, own_host: str, *, is_alone: bool) -> Diagnosis:
-    """Name hosts from which no rank is heard; if that is all of several other hosts, this one may be cut off.
+    """Name hosts whose ranks send no heartbeats; if several hosts are silent and no other answers, suspect this host.
 
     Args:
         lost: the ranks of each such host.
         since: ``for 7 s`` or ``since the start``.
         own_host: the host of the conductor.
-        is_alone: whether no other host is heard.
+        is_alone: whether no other host sends heartbeats.
     """
     hosts = ", ".join(f"{host} ({name_ranks(ranks)})" for host, ranks in lost.items())
     is_one = len(lost) == 1
@@ -224,15 +224,15 @@ def diagnose_exit(
     """Return which rank ended a launch, if the evidence names one, and how.
 
     A death by signal comes first: partners of a dead rank raise errors as well, and before the launcher notices. Then
-    come the first error that is not about a lost connection, a rank that is no longer heard, an exit status, and last
-    the launcher's own words.
+    come the first error that is not about a lost connection, a rank without heartbeats, an exit status, and last the
+    launcher's messages.
 
     Args:
-        stderr_lines: what the launcher and the ranks wrote beside events.
-        errors: why ranks ended themselves, in order.
+        stderr_lines: output of the launcher and the ranks, without events.
+        errors: the errors that ranks reported, in order.
         returncode: of the launcher.
         processes: of the ranks, for launchers that name these only.
-        silent: the ranks that were no longer heard while others were.
+        silent: the ranks whose heartbeats stopped while those of other ranks went on.
         is_out_of_memory: whether the kernel has killed a process of a host for lack of memory; None: unknown. An empty
             name means this host.
     """
@@ -339,8 +339,8 @@ _FATAL = "Fatal Python error"
 
 def describe_place(stack: Sequence[str]) -> str:
     """Return what a thread is doing: its innermost frame of commbench, torch or mpi4py, else its innermost frame."""
-    own = [frame for frame in stack if frame.startswith(_OWN_FRAMES) and not frame.startswith(_WRAPPERS)]
-    place, _, function = (own or list(stack) or ["nowhere that is known"])[0].partition(" in ")
+    library_frames = [frame for frame in stack if frame.startswith(_OWN_FRAMES) and not frame.startswith(_WRAPPERS)]
+    place, _, function = (library_frames or list(stack) or ["nowhere that is known"])[0].partition(" in ")
     return f"{function} ({place})" if function else place
 
 

@@ -94,8 +94,8 @@ def collect_session(
     Args:
         control: the ranks.
         places: of every rank, as `gather_places` gives them.
-        communicators: the open backends, by name, and what trains on GPUs.
-        variables: those of rank 0 that bear on a timing, as they were before any library was loaded.
+        communicators: the open backends, by name, and the backend that trains on GPUs.
+        variables: environment variables of rank 0 that affect times, read before any library was loaded.
 
     Returns:
         ``environment`` (see `commbench.system.environment.Environment`), ``ranks`` (rank, host, pid, cpus),
@@ -165,7 +165,7 @@ def _own_host(rank: int, places: Sequence[Place]) -> Host | None:
 def header_fields(session: Session, info: RunInfo) -> RunInfo:
     """Return the entries of run.json that a session changes; ``info`` are its present entries.
 
-    The environment stays that of the first launch; a library that only a later launch has used is added. ``clock`` is
+    The environment of the first launch stays; libraries that only a later launch used are added. ``clock`` is
     the worst agreement over all launches, ``energy`` what the launch counted that counted least.
     """
     ranks = session["ranks"]
@@ -250,7 +250,7 @@ class Software:
     rank: int
     host: str
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions by name: of all packages on the lowest rank of each host, elsewhere of what is loaded anyway."""
+    """Versions by name: all packages on the lowest rank of each host; elsewhere loaded software only."""
 
 
 def refuse_unlike_software(control: Assembly) -> str:
@@ -259,12 +259,12 @@ def refuse_unlike_software(control: Assembly) -> str:
     versions = _running(control)
     if hosts.index(hosts[control.rank]) == control.rank:
         versions = {**collect_versions(), **versions}
-    own = Software(rank=control.rank, host=hosts[control.rank], versions=versions)
-    return describe_differences(gather_everywhere(control, own))
+    software = Software(rank=control.rank, host=hosts[control.rank], versions=versions)
+    return describe_differences(gather_everywhere(control, software))
 
 
 def _running(control: Assembly) -> dict[str, str]:
-    """Return the versions of what is loaded: cheap, so that every rank of a host can state them."""
+    """Return the versions of loaded software; this is cheap enough for every rank of a host."""
     library = getattr(control, "library", None)
     mpi = {"MPI library": library()} if library else {}
     return {"commbench": commbench.__version__, "python": platform.python_version(), **mpi}
@@ -282,7 +282,7 @@ def describe_differences(ranks: Sequence[Software]) -> str:
     groups: dict[tuple[str, ...], list[Software]] = {}
     for software in ranks:
         groups.setdefault(versions_of(software), []).append(software)
-    if len(groups) < 2:  # noqa: PLR2004 - a single group is what is wanted
+    if len(groups) < 2:  # noqa: PLR2004 - equal software
         return ""
     header = ["", *(_label(group, ranks) for group in groups.values())]
     rows = [[name, *versions] for name, *versions in zip(names, *groups, strict=True)]

@@ -216,5 +216,5 @@ def find_warning(lines: Sequence[str]) -> str:
 
 def last_line(lines: Sequence[str]) -> str:
     """Return the last line that has a word in it, after a colon, for output of no known form; empty without any."""
-    written = [line.strip() for line in lines if re.search(r"\w", line)]
-    return f": {written[-1][:200]}" if written else ""
+    lines_with_words = [line.strip() for line in lines if re.search(r"\w", line)]
+    return f": {lines_with_words[-1][:200]}" if lines_with_words else ""

@@ -81,7 +81,7 @@ class Ledger:
         """Whether the tables hold all records."""
 
     def begin_stage(self, request: RunRequest) -> None:
-        """State what is about to be measured, and that the run goes on."""
+        """Write the status, launcher and budget of a stage that begins."""
         self._has_all_rows = False
         self.store.update(status=self._status, launcher=self._launcher, **budget_fields(request))
 

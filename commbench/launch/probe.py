@@ -47,10 +47,10 @@ def probe_mpi() -> JsonObject:
 
 def _last_line(error: Exception) -> str:
     """Return the last line that a program wrote before it failed, else the error itself."""
-    written = getattr(error, "stderr", None) or ""
-    if isinstance(written, bytes):  # after a timeout
-        written = written.decode(errors="replace")
-    return (written.strip() or str(error).strip() or type(error).__name__).splitlines()[-1]
+    stderr = getattr(error, "stderr", None) or ""
+    if isinstance(stderr, bytes):  # after a timeout
+        stderr = stderr.decode(errors="replace")
+    return (stderr.strip() or str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 def probe_workload(

@@ -1,4 +1,4 @@
-"""The processes of one launch: starts them, reads their output by lines, and leaves none of them behind."""
+"""The processes of one launch: starts them, reads their output by lines, and ends all of them."""
 
 from __future__ import annotations
 

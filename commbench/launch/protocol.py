@@ -98,7 +98,7 @@ def say(event: RankEvent) -> None:
 
 
 def claim_stdout() -> TextIO:
-    """Keep stdout for events: return a private copy of it and let descriptor 1 lead to stderr."""
+    """Reserve stdout for events: return a private copy of it, and redirect descriptor 1 to stderr."""
     sys.stdout.flush()
     private = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -230,8 +230,8 @@ class _Standalone:
             return None
         self.has_trained = self.has_trained or request.training is not None
         if launch + 1 < launches:
-            made = f"stage {request.name} has got {launch + 1} of its {launches} launches"
-            self.next_step = _next_step(made, launches - launch - 1)
+            progress = f"stage {request.name} has got {launch + 1} of its {launches} launches"
+            self.next_step = _next_step(progress, launches - launch - 1)
         return request
 
     def _plan(self, ledger: Ledger, request: RunRequest) -> LaunchPlan:
@@ -278,9 +278,9 @@ class _Standalone:
         leave(PARTIAL_CODE)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """Keep what was measured when a user or the launcher ends this rank; called from the heartbeat's thread.
+        """Write the results when a user or the launcher ends this rank; called from the heartbeat's thread.
 
-        Ctrl-C may reach every rank or rank 0 alone; rank 0 then lets all of them finish the case, once.
+        Ctrl-C may reach every rank or only rank 0. At the first one, rank 0 lets all ranks finish the case.
         """
         if number == signal.SIGUSR1:
             return
@@ -302,7 +302,7 @@ class _Standalone:
         return True
 
     def _show_stack(self, event: Heartbeat | Stack) -> None:
-        """Show a user who asks by SIGUSR1 where this rank is."""
+        """Print a stack of this rank, which SIGUSR1 requests."""
         if isinstance(event, Stack):
             self._say("\n  ".join([f"{name_rank(event.rank, event.host)}, {event.thread}:", *event.stack]))
 

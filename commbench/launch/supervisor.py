@@ -90,7 +90,7 @@ class Supervisor:
         """Stacks of the ranks of a failed launch, as text."""
 
     def run(self) -> Ending:
-        """Start the launch; return how it ended once nothing of it is left."""
+        """Start the launch, wait until all of its processes have ended, and return how it ended."""
         program = (*PROGRAM, f"{self._startup_s:g}")
         command = self._launcher.command(self._ranks, program, training=self._plan.training is not None)
         try:
@@ -123,7 +123,7 @@ class Supervisor:
         return self._judge(launched.finish(self._handle))
 
     def _is_over(self, launched: Launched) -> bool:
-        """Return whether a signal ends the launch at once; else its ranks are told, once, to finish their case."""
+        """Return whether a signal ends the launch at once; otherwise tell the ranks, once, to finish their case."""
         if self._interrupts.now or not self._has_begun:
             return True
         if not self._finishing:

@@ -139,7 +139,7 @@ class Watchdog:
         return self._diagnose(stopped, "is stopped") if stopped else None
 
     def silent(self, now: float) -> Diagnosis | None:
-        """Return ranks that are no longer heard while others are: stopped, dead or cut off; None if there are none."""
+        """Return ranks whose heartbeats stopped while other ranks send theirs; None without such ranks."""
         silent = [r for r in range(self._ranks) if r not in self._last or now - self._last[r].at > SILENCE_S]
         if not silent or len(silent) == self._ranks:
             return None
@@ -153,7 +153,7 @@ class Watchdog:
         return diagnose_silent(silent, host, since, self._state_of(host, pid))
 
     def _lost_hosts(self, silent: Sequence[int]) -> dict[str, list[int]]:
-        """Return the other hosts from which no rank is heard, and their ranks."""
+        """Return the other hosts of which all ranks are silent, with these ranks."""
         hosts: dict[str, list[int]] = {}
         for rank, (host, _) in sorted(self._processes.items()):
             hosts.setdefault(host, []).append(rank)

@@ -14,17 +14,17 @@ from commbench.live.adopt import adopt
 from commbench.live.options import VARIABLE, LiveOptions
 from commbench.live.switching import makes_own_models
 
-#: The packages of the engines that are not tuned, and their names for people.
+#: The packages of the engines that are not tuned, and their usual names.
 ENGINES = {"torch.distributed.fsdp": "FSDP", "deepspeed": "DeepSpeed", "horovod": "Horovod"}
 
 
-def take(made: object) -> str:
-    """Begin to tune a DDP model; return why an object of the training is not tuned, as a clause, else an empty text."""
-    if isinstance(made, DistributedDataParallel):
-        return "" if makes_own_models() else _adopt(made)
-    modules = [f"{base.__module__}." for base in type(made).__mro__]
+def take(instance: object) -> str:
+    """Begin to tune a DDP model; return a clause that states why the object is not tuned, else an empty text."""
+    if isinstance(instance, DistributedDataParallel):
+        return "" if makes_own_models() else _adopt(instance)
+    modules = [f"{base.__module__}." for base in type(instance).__mro__]
     engines = (name for package, name in ENGINES.items() for module in modules if module.startswith(f"{package}."))
-    return f"{next(engines, type(made).__name__)} exchanges gradients itself, without the buckets of DDP"
+    return f"{next(engines, type(instance).__name__)} exchanges gradients itself, without the buckets of DDP"
 
 
 def _adopt(ddp_model: DistributedDataParallel) -> str:

@@ -82,7 +82,7 @@ class Boundaries:
 
     @property
     def hooks(self) -> set[int]:
-        """The keys of this object's hooks among those of the model."""
+        """The keys under which the model holds this object's hooks."""
         return {handle.id for handle in self._handles}
 
     def close(self) -> None:

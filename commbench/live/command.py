@@ -137,9 +137,9 @@ def _environment(options: LiveOptions, environ: Mapping[str, str]) -> dict[str, 
     return environment
 
 
-def _search_path(own: str) -> str:
+def _search_path(inherited_path: str) -> str:
     """Return a PYTHONPATH that begins with `SITE`; an empty part would stand for the working directory."""
-    return os.pathsep.join([str(SITE), *([own] if own else [])])
+    return os.pathsep.join([str(SITE), *([inherited_path] if inherited_path else [])])
 
 
 def _carrying(command: Sequence[str]) -> list[str]:
@@ -173,13 +173,13 @@ def _with_export(command: Sequence[str]) -> list[str]:
 
 def _exported(variables: str) -> str:
     """Return the value of srun's ``--export`` with both variables; a list passes Slurm's own, as NONE does."""
-    given = [_own_path_behind(each) for each in variables.split(",") if each not in {"NONE", "NIL"}]
-    names = {each.partition("=")[0] for each in given}
-    return ",".join([*given, *(name for name in _BOTH if not names & {name, "ALL"})])
+    assignments = [_own_path_behind(each) for each in variables.split(",") if each not in {"NONE", "NIL"}]
+    names = {each.partition("=")[0] for each in assignments}
+    return ",".join([*assignments, *(name for name in _BOTH if not names & {name, "ALL"})])
 
 
 def _own_path_behind(assignment: str) -> str:
-    """Return an assignment ``NAME=VALUE``; that of PYTHONPATH begins with `SITE`."""
+    """Return an assignment ``NAME=VALUE``; put `SITE` first in the value of PYTHONPATH."""
     name, is_assigned, value = assignment.partition("=")
     return f"{name}={_search_path(value)}" if name == SEARCH_PATH and is_assigned else assignment
 
@@ -250,7 +250,7 @@ def _foreground_group() -> int | None:
 
 
 def _conclude(options: LiveOptions) -> None:
-    """Complete the results and print the conclusion; whatever fails here must not change the exit code."""
+    """Complete the results and print the conclusion; a failure here must not change the exit code."""
     try:
         first, *others = complete(options)
     except KeyboardInterrupt:

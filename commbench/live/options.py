@@ -93,8 +93,8 @@ def checked_caps(sizes: Iterable[str | float]) -> tuple[str, ...]:
     Raises:
         InputError: one is not understood.
     """
-    named = [str(size) for size in sizes]
-    return () if named == [AUTO] else tuple(map(canonical_cap, named))
+    names = [str(size) for size in sizes]
+    return () if names == [AUTO] else tuple(map(canonical_cap, names))
 
 
 def checked_hooks(names: Iterable[str]) -> list[str]:

@@ -36,9 +36,9 @@ START_PATIENCE = timedelta(minutes=5)
 
 
 class Ranks:
-    """The ranks of a DDP model's process group; all of them make it and call its methods together.
+    """The ranks of a DDP model's process group; its constructor and methods are collective.
 
-    Its messages are apart from those of the script.
+    A process group of its own keeps its messages apart from the script's.
 
     Args:
         ddp_model: trained by two ranks or more.
@@ -55,7 +55,7 @@ class Ranks:
         """Return the group if every rank could make it: a rank without it would let the others wait.
 
         Raises:
-            RuntimeError: another rank could not; on all ranks, or what this rank met.
+            RuntimeError: another rank could not make the group; the failing rank raises its own error.
         """
         store = dist.PrefixStore(f"commbench/{next(_counter)}", _get_default_store())
         try:
@@ -82,16 +82,16 @@ class Ranks:
         dist.broadcast_object_list(box, src=self._root, group=self._group)
         return box[0]
 
-    def gather_tensor(self, own: torch.Tensor) -> torch.Tensor | None:
-        """Return the tensors of all ranks, which are of one shape, stacked by rank, on rank 0; None elsewhere."""
-        parts = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(own, parts, dst=self._root, group=self._group)
+    def gather_tensor(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return all ranks' tensors of equal shape, stacked by rank, on rank 0; None elsewhere."""
+        parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(tensor, parts, dst=self._root, group=self._group)
         return torch.stack(parts) if parts is not None else None
 
-    def broadcast_tensor(self, own: torch.Tensor) -> torch.Tensor:
-        """Return rank 0's tensor, which is of the shape of the others."""
-        dist.broadcast(own, src=self._root, group=self._group)
-        return own
+    def broadcast_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return ``tensor`` with rank 0's values; its shape is the same on all ranks."""
+        dist.broadcast(tensor, src=self._root, group=self._group)
+        return tensor
 
     def can_all(self, is_able: bool) -> bool:
         """Return whether every rank is able."""

@@ -293,8 +293,8 @@ class LiveTuning:
 
     def _finish(self) -> None:
         """Tell all ranks the conclusion, and leave the training alone."""
-        own = self._director.recommendation if self._director is not None else None
-        self.recommendation = self._assembled.broadcast(own)
+        recommendation = self._director.recommendation if self._director is not None else None
+        self.recommendation = self._assembled.broadcast(recommendation)
         self._close()
         if self._instruction.order is Order.STOP:
             if self._director is not None:

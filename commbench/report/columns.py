@@ -133,12 +133,12 @@ def tabulate(
     rows = list(rows)
     cells_by_column = [(column, [column.cell(row) for row in rows]) for column in columns]
     needed = [(column, cells) for column, cells in cells_by_column if should_keep_empty or column.is_needed(cells)]
-    used = {flag for _, cells in needed for cell in cells for flag in cell.flags}
+    flags_in_cells = {flag for _, cells in needed for cell in cells for flag in cell.flags}
     return Table(
         title=title,
         columns=[column for column, _ in needed],
         lines=list(zip(*(cells for _, cells in needed), strict=True)),
-        legend={flag.name: flag.description for flag in FLAGS.values() if flag.name in used},
+        legend={flag.name: flag.description for flag in FLAGS.values() if flag.name in flags_in_cells},
     )
 
 
@@ -183,13 +183,13 @@ def make_table(
         notes: sentences below the table.
         rest_in: the file that has all rows.
     """
-    shown = rows[:MOST_LINES]
-    table = tabulate([row for _, row in shown], columns, title=title)
+    visible_rows = rows[:MOST_LINES]
+    table = tabulate([row for _, row in visible_rows], columns, title=title)
     if len({name for name, _ in rows}) > 1:
-        lines = [(Cell(name), *line) for (name, _), line in zip(shown, table.lines, strict=True)]
+        lines = [(Cell(name), *line) for (name, _), line in zip(visible_rows, table.lines, strict=True)]
         table = replace(table, columns=[Column("run"), *table.columns], lines=lines)
-    left_out = f"{grouped(len(shown))} of {grouped(len(rows))} rows; all of them are in {rest_in}."
-    return replace(table, notes=[*([left_out] if len(shown) < len(rows) else []), *notes])
+    left_out = f"{grouped(len(visible_rows))} of {grouped(len(rows))} rows; all of them are in {rest_in}."
+    return replace(table, notes=[*([left_out] if len(visible_rows) < len(rows) else []), *notes])
 
 
 def make_tables(
@@ -282,15 +282,15 @@ def verdict_cell(verdict: str) -> Cell:
 def printed(table: Table, **options: Any) -> RichTable:  # noqa: ANN401 - rich's
     """Return the table for `rich.console.Console.print`; a table with a title has no line below its headings."""
     if table.title:
-        made = RichTable(title=table.title, title_justify="left", title_style="bold", **{"box": None, **options})
+        rich_table = RichTable(title=table.title, title_justify="left", title_style="bold", **{"box": None, **options})
     else:
-        made = RichTable(pad_edge=False, show_edge=False, **{"box": box.SIMPLE_HEAD, **options})
+        rich_table = RichTable(pad_edge=False, show_edge=False, **{"box": box.SIMPLE_HEAD, **options})
     for column in table.columns:
         justify: Literal["left", "right"] = "right" if column.is_number else "left"
-        made.add_column(Text(column.heading), justify=justify, no_wrap=not column.can_wrap)
+        rich_table.add_column(Text(column.heading), justify=justify, no_wrap=not column.can_wrap)
     for line in table.lines:
-        made.add_row(*(Text(cell.text, style=_STYLES[cell.tone]) for cell in line))
-    return made
+        rich_table.add_row(*(Text(cell.text, style=_STYLES[cell.tone]) for cell in line))
+    return rich_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,17 +306,17 @@ class FittedTable:
         columns = list(self.table.columns)
         left_out: list[str] = []
         unlimited = options.update(width=_UNLIMITED)
-        while console.measure(made := self._printed(columns), options=unlimited).maximum > options.max_width:
+        while console.measure(rich_table := self._printed(columns), options=unlimited).maximum > options.max_width:
             column = max(columns, key=lambda column: column.drop_order)
             if not column.drop_order:
                 break
             columns.remove(column)
             left_out.append(column.heading.replace("\n", " ").strip())
-        yield made
+        yield rich_table
         if left_out:
             yield Text(f"No space for {', '.join(left_out)}: see {self.file}.", style="dim")
 
     def _printed(self, columns: Sequence[Column[Any]]) -> RichTable:
-        kept = [column in columns for column in self.table.columns]
-        lines = [list(itertools.compress(line, kept)) for line in self.table.lines]
+        is_visible = [column in columns for column in self.table.columns]
+        lines = [list(itertools.compress(line, is_visible)) for line in self.table.lines]
         return printed(replace(self.table, columns=columns, lines=lines), collapse_padding=True)

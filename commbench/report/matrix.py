@@ -41,9 +41,9 @@ def render_matrices(matrices: Sequence[Matrix], findings: Findings) -> list[Rend
 def _render(matrix: Matrix, stragglers: Iterable[Straggler]) -> list[RenderableType]:
     """Return the title and the table of one matrix."""
     names, links = _units(matrix)
-    own = [straggler for straggler in stragglers if straggler.measured == matrix.name]
+    matrix_stragglers = [straggler for straggler in stragglers if straggler.measured == matrix.name]
     quantity, text_of = _scale(matrix, links)
-    table = (_each_with_each if len(names) <= SHOWN else _worst)(text_of, names, links, own)
+    table = (_each_with_each if len(names) <= SHOWN else _worst)(text_of, names, links, matrix_stragglers)
     per = "median pair of ranks, " if len(names) < len(matrix.hosts) else ""
     launches = counted(len(matrix.times_us), "launch")
     title = Text(f"\n{matrix.name}, matrix: {quantity} from row to column ({per}{launches})", style="bold")
@@ -86,17 +86,17 @@ def rate_unit(most_GBps: float) -> tuple[float, str]:  # noqa: N803 - a unit
 
 
 def name_range(
-    matrix: Matrix, chosen: NDArray[np.bool_], shares: tuple[float, float] = (0.0, 1.0), unit: str = ""
+    matrix: Matrix, mask: NDArray[np.bool_], shares: tuple[float, float] = (0.0, 1.0), unit: str = ""
 ) -> str:
     """Return the range over pairs: ``5.86 to 21.9 MB/s``, or one value if both ends agree; empty without valid pairs.
 
     Args:
         matrix: the measured matrix.
-        chosen: a mask of the pairs, (pairs,).
+        mask: a mask of the pairs, (pairs,).
         shares: quantiles of the ends; each end is the time of an actual pair.
         unit: the unit of rates; default: one that suits the fastest pair.
     """
-    times_us = matrix.time_us[chosen & matrix.is_sound]
+    times_us = matrix.time_us[mask & matrix.is_sound]
     if not len(times_us):
         return ""
     least_us = float(np.quantile(times_us, shares[0], method="lower"))
@@ -169,10 +169,10 @@ def _cell(text_of: Callable[[float], str], time_us: float, *, slow: bool) -> Cel
 def conclude(findings: Findings) -> str:
     """Return the stragglers in one paragraph; empty if nothing could be compared."""
     parts = [*_named(findings.stragglers)]
-    judged = [family for family in findings.families if family.launches >= family.needed > 0]
+    judged_families = [family for family in findings.families if family.launches >= family.needed > 0]
     unjudged = [family for family in findings.families if family.launches < family.needed]
-    if judged and not parts:
-        parts.append(_none(judged))
+    if judged_families and not parts:
+        parts.append(_none(judged_families))
     if unjudged:
         parts.append(_unjudged(unjudged))
     return f"Slow: {'; '.join([*parts, *findings.remarks])}." if parts or findings.remarks else ""

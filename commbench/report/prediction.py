@@ -185,9 +185,9 @@ def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
 def _name_of(row: StepForecast | BreakEvenForecast, rows: Iterable[StepForecast | BreakEvenForecast]) -> str:
     """Return the workload, with the properties that distinguish it from the others."""
     words = [row.backend, f"batch {row.batch_per_rank} a rank", *([] if row.precision == "fp32" else [row.precision])]
-    named = f"{row.workload} ({', '.join(words)}"
+    description = f"{row.workload} ({', '.join(words)}"
     same_workload = {other.trained_on for other in rows if _workload_of(other)[:4] == _workload_of(row)[:4]}
-    return f"{named}, trained on {row.trained_on})" if len(same_workload) > 1 else f"{named})"
+    return f"{description}, trained on {row.trained_on})" if len(same_workload) > 1 else f"{description})"
 
 
 def _uncertainty_notes(group: Sequence[StepForecast] | Sequence[BreakEvenForecast]) -> list[RenderableType]:

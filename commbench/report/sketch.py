@@ -72,9 +72,9 @@ def sketch(runs: Sequence[Run]) -> list[RenderableType]:
 def _bandwidths(family: Family) -> Chart | None:
     """Return the chart of bus bandwidth over message size; None with fewer than two sizes."""
     drawable = [curve for curve in family.curves if not curve.is_unsupported]
-    shown = drawable[:MOST_SERIES]
-    curves = {curve.name: points for curve in shown if (points := _rates(curve))}
-    places = {size for curve in shown for size in curve.points(RATE)}
+    visible_curves = drawable[:MOST_SERIES]
+    curves = {curve.name: points for curve in visible_curves if (points := _rates(curve))}
+    places = {size for curve in visible_curves for size in curve.points(RATE)}
     if len(places) < 2:  # noqa: PLR2004 - a curve
         return None
     values = [y for points in curves.values() for _, y in points]
@@ -107,9 +107,9 @@ def _rates(curve: Curve) -> list[Point]:
 def _steps(group: Group) -> Chart | None:
     """Return the chart of the step over bucket size, without lists of sizes; None with fewer than two sizes."""
     lines_with_times = [line for trial in group.trials for line in lines_of(trial)]
-    shown = lines_with_times[:MOST_SERIES]
-    caps = sorted({cap for line in shown for cap in line.measured if "+" not in cap}, key=_cap)
-    curves = {line.name: points for line in shown if (points := _points(line, caps))}
+    visible_lines = lines_with_times[:MOST_SERIES]
+    caps = sorted({cap for line in visible_lines for cap in line.measured if "+" not in cap}, key=_cap)
+    curves = {line.name: points for line in visible_lines if (points := _points(line, caps))}
     if len(caps) < 2:  # noqa: PLR2004 - a curve
         return None
     values = [y for points in curves.values() for _, y in points]

@@ -73,14 +73,16 @@ def render_table(rows: Sequence[Row], *, width: int, hosts: Sequence[str] = ()) 
         return Text("Nothing has been measured yet.")
     rows = without_shared_flags(rows)
     groups = [list(group) for _, group in itertools.groupby(sorted(rows, key=_table_order), key=_table_key)]
-    shown = [group[:MOST_ROWS] for group in groups[:MOST_TABLES]]
-    omitted_rows = len(rows) - sum(map(len, shown))
+    visible_groups = [group[:MOST_ROWS] for group in groups[:MOST_TABLES]]
+    omitted_rows = len(rows) - sum(map(len, visible_groups))
     more = (
         [Text(f"\n{_count(omitted_rows, len(rows))} are not shown: see collectives.csv.", style="bold")]
         if omitted_rows
         else []
     )
-    return Group(*(part for group in shown for part in _render_group(group, width, hosts)), *more, *legend(rows))
+    return Group(
+        *(part for group in visible_groups for part in _render_group(group, width, hosts)), *more, *legend(rows)
+    )
 
 
 def render_overlap(rows: Sequence[OverlapRow]) -> RenderableType:
@@ -131,11 +133,11 @@ def _render_group(rows: Sequence[Row], width: int, hosts: Sequence[str]) -> list
     groups = len(groups_in(rows))
     columns = columns_of(rows, lambda row: (row.message_bytes, row.group if groups > 1 else ""))
     tables = (_build_table(part, groups) for part in _fitting(columns, width, groups))
-    named = name_slowest(columns, hosts) if groups > 1 else []
+    slowest_sentences = name_slowest(columns, hosts) if groups > 1 else []
     return [
         Text(f"\n{title_of(rows)}", style="bold"),
         *(part for table in tables for part in (Text(""), printed(table))),
-        *(Text(sentence) for sentence in named),
+        *(Text(sentence) for sentence in slowest_sentences),
         *reasons((name, row) for name, column in columns.items() for row in column),
     ]
 
@@ -168,48 +170,53 @@ def _measure(columns: Columns, groups: int) -> int:
 
 
 def _build_table(columns: Columns, groups: int) -> Table:
-    rated = any(row.algbw_GBps is not None for column in columns.values() for row in column)
+    has_rates = any(row.algbw_GBps is not None for column in columns.values() for row in column)
     printed_columns: list[Column[Any]] = [number("\nsize", ""), *([Column("\ngroup")] if groups > 1 else [])]
     for name in columns:
         printed_columns.append(Column(f"{name}\ntime [95 % CI]"))
-        printed_columns += [number(f"{rate}\nGB/s", "") for rate in ("algbw", "busbw") if rated]
+        printed_columns += [number(f"{rate}\nGB/s", "") for rate in ("algbw", "busbw") if has_rates]
         printed_columns.append(Column("\n"))
     sizes = sorted({row.message_bytes for column in columns.values() for row in column}, key=lambda size: size or 0)
     lines: list[list[Cell]] = []
     for size in sizes:
         at_size = [[row for row in column if row.message_bytes == size] for column in columns.values()]
         label = "-" if size is None else format_size(size)
-        for line in _group_lines(at_size, groups, rated=rated) if groups > 1 else _lines(at_size, rated=rated):
+        for line in (
+            _group_lines(at_size, groups, has_rates=has_rates) if groups > 1 else _lines(at_size, has_rates=has_rates)
+        ):
             lines.append([Cell(label), *line])
             label = label if groups <= 1 else ""
     return Table(columns=printed_columns, lines=lines)
 
 
-def _lines(at_size: Sequence[Sequence[Row]], *, rated: bool) -> Iterable[list[Cell]]:
+def _lines(at_size: Sequence[Sequence[Row]], *, has_rates: bool) -> Iterable[list[Cell]]:
     """Return the cells of one size: one line, or several if no field distinguishes two rows of a column."""
     for line in itertools.zip_longest(*at_size):
-        yield [cell for row in line for cell in _cells(row, rated=rated)]
+        yield [cell for row in line for cell in _cells(row, has_rates=has_rates)]
 
 
-def _group_lines(at_size: Sequence[Sequence[Row]], groups: int, *, rated: bool) -> Iterable[list[Cell]]:
+def _group_lines(at_size: Sequence[Sequence[Row]], groups: int, *, has_rates: bool) -> Iterable[list[Cell]]:
     """Return the cells of one size for several groups: a line for each group shown, then their combined rate."""
-    shown = [chosen(rows, groups) for rows in at_size]
-    for label in dict.fromkeys(label for by_label in shown for label in by_label):
-        line = [by_label.get(label) for by_label in shown]
-        yield [Cell(label), *(cell for row in line for cell in _cells(row, rated=rated, named=groups > MOST_SHOWN))]
+    rows_by_label = [chosen(rows, groups) for rows in at_size]
+    for label in dict.fromkeys(label for by_label in rows_by_label for label in by_label):
+        line = [by_label.get(label) for by_label in rows_by_label]
+        yield [
+            Cell(label),
+            *(cell for row in line for cell in _cells(row, has_rates=has_rates, has_group=groups > MOST_SHOWN)),
+        ]
     sums = [rates_together(rows, groups) for rows in at_size]
     if any(algbw is not None for algbw, _ in sums):
         rates = ([Cell(""), *(Cell(short(rate), tone="quiet") for rate in pair), Cell("")] for pair in sums)
         yield [Cell(f"all {groups}", tone="quiet"), *(cell for cells in rates for cell in cells)]
 
 
-def _cells(row: Row | None, *, rated: bool, named: bool = False) -> list[Cell]:
+def _cells(row: Row | None, *, has_rates: bool, has_group: bool = False) -> list[Cell]:
     """Return time, group if the line does not name it, bandwidths if the table has them, and flag marks."""
     if row is None:
-        return [Cell("")] * (4 if rated else 2)
-    group = f" ({brief(row.group)})" if named and row.group else ""
+        return [Cell("")] * (4 if has_rates else 2)
+    group = f" ({brief(row.group)})" if has_group and row.group else ""
     is_shown = row.status == "ok"
-    rates = [Cell(short(rate) if is_shown else "") for rate in (row.algbw_GBps, row.busbw_GBps)] if rated else []
+    rates = [Cell(short(rate) if is_shown else "") for rate in (row.algbw_GBps, row.busbw_GBps)] if has_rates else []
     return [Cell(_time(row) + group, tone=tone_of(row.status)), *rates, Cell(marks_of(row), tone="warning")]
 
 
@@ -274,15 +281,15 @@ def without_shared_flags(rows: Sequence[FlaggedT]) -> list[FlaggedT]:
     if not shared:
         return list(rows)
     return [
-        replace(row, flags=join_flags(own - shared))  # type: ignore[type-var]  # rows are dataclasses
-        for row, own in zip(rows, names, strict=True)
+        replace(row, flags=join_flags(flag_names - shared))  # type: ignore[type-var]  # rows are dataclasses
+        for row, flag_names in zip(rows, names, strict=True)
     ]
 
 
 def legend(rows: Sequence[Flagged]) -> list[RenderableType]:
     """Explain the marks in use, in one line."""
-    used = {flag.name for row in rows for flag in split_flags(row.flags)}
-    explained = [f"{flag.mark} {flag.name}" for flag in FLAGS.values() if flag.name in used]
+    flags_in_use = {flag.name for row in rows for flag in split_flags(row.flags)}
+    explained = [f"{flag.mark} {flag.name}" for flag in FLAGS.values() if flag.name in flags_in_use]
     return [Text("\nmarks: " + ", ".join(explained), style="yellow")] if explained else []
 
 
@@ -388,8 +395,8 @@ def warned(rows: Sequence[Flagged], info: RunInfo, *, things: Things) -> list[Wa
 def budget_of(info: RunInfo) -> str | None:
     """Return the name of the run's budget; None if unknown."""
     plan = info.get("plan")
-    stated = info.get("budget") or (plan.get("budget") if isinstance(plan, Mapping) else None)
-    name = stated.get("name") if isinstance(stated, Mapping) else stated
+    budget = info.get("budget") or (plan.get("budget") if isinstance(plan, Mapping) else None)
+    name = budget.get("name") if isinstance(budget, Mapping) else budget
     return str(name) if name else None
 
 

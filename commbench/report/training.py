@@ -39,13 +39,13 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
     rows = without_shared_flags(rows)
     parts: list[RenderableType] = []
     for group in trained_together(rows):
-        shown = sorted(group, key=lambda row: -(row.samples_per_s or 0.0)) if by_speed else group
+        ordered_rows = sorted(group, key=lambda row: -(row.samples_per_s or 0.0)) if by_speed else group
         parts += [
             Text(f"\n{training_title(group)}", style="bold"),
-            FittedTable(table=tabulate(shown, _COLUMNS), file=DDP),
+            FittedTable(table=tabulate(ordered_rows, _COLUMNS), file=DDP),
         ]
         parts += map(Text, [*baseline_sentences(run), *without_ddp(group)])
-        parts += reasons((named_setting(row), row) for row in shown)
+        parts += reasons((named_setting(row), row) for row in ordered_rows)
     parts += legend(rows)
     if is_watched(run.info):
         parts += map(Text, ["", *watched_lines(run.training_records[-1], run.info)])
@@ -71,8 +71,8 @@ def baseline_sentences(run: Run) -> list[str]:
     """Return a sentence on the script's own setting, the baseline of a live tuning; no sentence for other runs."""
     if not is_live(run.info) or is_watched(run.info):
         return []
-    own = TrainingCase.from_key(run.info["baseline"])
-    name = Choice(**setting_of(own)).name
+    baseline = TrainingCase.from_key(run.info["baseline"])
+    name = Choice(**setting_of(baseline)).name
     of_screening = "Times and speedups are of the screening; what is recommended rests on fresh blocks."
     return [f"The script's own setting is {name}. {of_screening}"]
 
@@ -169,12 +169,13 @@ def without_ddp(rows: Sequence[TrainingRow]) -> list[str]:
 
 def _undecidable(rows: Sequence[TrainingRow]) -> list[str]:
     """Return a warning if every verdict must be inconclusive: too few launches for this number of configurations."""
-    judged = [row for row in rows if row.verdict]
-    launches = max((row.launches or 0 for row in judged), default=0)
-    if not judged or not family_hint(len(judged), launches, launches):
+    judged_rows = [row for row in rows if row.verdict]
+    launches = max((row.launches or 0 for row in judged_rows), default=0)
+    if not judged_rows or not family_hint(len(judged_rows), launches, launches):
         return []
+    configurations = counted(len(judged_rows), "configuration")
     warning = (
-        f"{counted(launches, 'launch')} cannot show one of {counted(len(judged), 'configuration')} to be faster or "
+        f"{counted(launches, 'launch')} cannot show one of {configurations} to be faster or "
         "slower, whatever the difference: go by the fresh launches of the recommendation, or add launches"
     )
     return [warning]
@@ -196,8 +197,8 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
     ranked = sorted(rows, key=lambda row: row.predicted_step_ms or 0.0)
     unmeasured = [row for row in ranked if row.used == "not_measured"]
     hidden = {id(row) for row in unmeasured[MOST_UNMEASURED:]}
-    shown = [row for row in ranked if id(row) not in hidden]
-    table = printed(tabulate(shown, _PREDICTED, should_keep_empty=True), collapse_padding=True)
+    visible_rows = [row for row in ranked if id(row) not in hidden]
+    table = printed(tabulate(visible_rows, _PREDICTED, should_keep_empty=True), collapse_padding=True)
     meanings = "no.: launches behind what was measured"
     if any(row.is_fitted for row in rows):
         meanings = f"*: predictions were fitted to this setting; {meanings}"

@@ -50,17 +50,17 @@ def differing(environments: Sequence[Environment]) -> dict[str, list[str | None]
     None stands for a condition that an environment does not state; that alone is no difference.
     """
     conditions = [_conditions(environment) for environment in environments]
-    names = dict.fromkeys(name for stated in conditions for name in stated)
-    texts = {name: [stated.get(name) for stated in conditions] for name in names} | _settings(environments)
+    names = dict.fromkeys(name for facts in conditions for name in facts)
+    texts = {name: [facts.get(name) for facts in conditions] for name in names} | _settings(environments)
     return {name: values for name, values in texts.items() if len({*values} - {None}) > 1}
 
 
 def _settings(environments: Iterable[Environment]) -> dict[str, list[str | None]]:
     """Return each variable's values; "unset" is a value if an environment states variables at all."""
-    stated = [environment.get("variables") for environment in environments]
-    names = sorted({name for variables in stated for name in variables or ()})
+    variables_by_environment = [environment.get("variables") for environment in environments]
+    names = sorted({name for variables in variables_by_environment for name in variables or ()})
     return {
-        name: [None if variables is None else variables.get(name, "unset") for variables in stated]
+        name: [None if variables is None else variables.get(name, "unset") for variables in variables_by_environment]
         for name in names
         if not _NEUTRAL_VARIABLES.fullmatch(name)
     }

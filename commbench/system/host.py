@@ -159,9 +159,9 @@ def _control_groups(root: Path) -> Iterator[Path]:
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
-        own = PurePosixPath(path.lstrip("/"))
+        group_path = PurePosixPath(path.lstrip("/"))
         for mount in (controllers, "cpu") if controllers else ("", "unified"):
-            for group in (own, *own.parents):
+            for group in (group_path, *group_path.parents):
                 yield root / "sys/fs/cgroup" / mount / group
 
 

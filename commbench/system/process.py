@@ -109,5 +109,5 @@ def _socket_bytes(descriptor: int) -> int | None:
         return None
     if len(info) < _BYTES_RETRANSMITTED + 8:
         return None
-    sent, retransmitted = (struct.unpack_from("=Q", info, offset)[0] for offset in (_BYTES_SENT, _BYTES_RETRANSMITTED))
-    return int(sent - retransmitted)
+    total, retransmitted = (struct.unpack_from("=Q", info, offset)[0] for offset in (_BYTES_SENT, _BYTES_RETRANSMITTED))
+    return int(total - retransmitted)

@@ -269,8 +269,8 @@ def _network(root: Path, emulated: Emulated | None) -> list[TopologyInterface]:
     """Return adapters and bonds; without either, as in a container, every interface but the loopback."""
     folders = sorted((root / "sys/class/net").glob("*"))
     real = [folder for folder in folders if (folder / "device").exists() or (folder / "bonding").exists()]
-    chosen = real or [folder for folder in folders if folder.name != "lo"]
-    return [_interface(root, folder, emulated) for folder in chosen]
+    listed_folders = real or [folder for folder in folders if folder.name != "lo"]
+    return [_interface(root, folder, emulated) for folder in listed_folders]
 
 
 def _interface(root: Path, folder: Path, emulated: Emulated | None) -> TopologyInterface:

@@ -14,6 +14,7 @@ from training_builders import make_training_case
 from commbench.analysis.prediction.breakeven import DENSEST, BreakEven, break_even, compare_with_measured
 from commbench.analysis.prediction.closed_forms import ALGORITHMS, Hop
 from commbench.analysis.prediction.larger import best_buckets, model_on_network, model_with_density
+from commbench.analysis.prediction.steps import HookCost
 from commbench.ddp.plan.records import TrainingRow
 from commbench.errors import InputError
 
@@ -62,6 +63,17 @@ def test_the_break_even_is_where_both_take_as_long() -> None:
     assert 0.3 * crossover.byte_density < crossover.density < 2 * crossover.byte_density
 
 
+def test_only_gathered_top_k_decodes_more_on_more_ranks() -> None:
+    """Scale the decoding cost of gathered top-k with the ranks, and no other hook's."""
+    model, network = calibrated()
+    cost = HookCost(encode_ms=1.0, decode_ms_per_element=1e-6)
+    names = ("topk:0.01", "topk:0.01:chunk=64:exchange=aligned", "int8")
+    larger_model = model_on_network(
+        dataclasses.replace(model, hooks=dict.fromkeys(names, cost)), network.at("gloo", 32)
+    )
+    assert [True, False, False] == [larger_model.hooks[name] != cost for name in names]
+
+
 def test_the_map_falls_with_ranks_and_bandwidth() -> None:
     """Lower the break-even density with more ranks and faster links, down to none."""
     model, network = calibrated()
@@ -105,6 +117,7 @@ def test_measured_wins_and_losses_agree_or_not() -> None:
         row("topk:0.05", 99.0, off=0.1),
         row("topk:0.1", 130.0),
         row("topk:0.1", 10.0, ranks=2),
+        row("topk:0.01:exchange=aligned", 10.0),
     ]
     points = compare_with_measured(BreakEven(world_size=4, dense_ms=100.0, density=0.03), rows)
     assert [point.density for point in points] == [0.001, 0.01, 0.05, 0.1]

@@ -24,6 +24,8 @@ TEXTS = [
     "topk:0.5:dense_below=10000000",
     "randomk:0.013",
     "powersgd:1",
+    "topk:0.01:exchange=aligned",
+    "topk:0.01:exchange=aligned:chunk=1000000",
     "int8",
     "int8:block=32",
     "powersgd:4:min_compression_rate=8",

@@ -27,7 +27,8 @@ ELEMENTS, NORM_ELEMENTS, NORM_BUFFER_BYTES = 81_710, 600, 300 * 2 * 4 + 8
 AROUND = 1500
 
 PLAIN = case(cap="default")
-NAMES = ("passthrough", "fp16", "bf16", "int8", "topk:0.1", "randomk:0.1", "powersgd:1")
+ALIGNED = "topk:0.1:exchange=aligned:chunk=16"
+NAMES = ("passthrough", "fp16", "bf16", "int8", "topk:0.1", "randomk:0.1", "powersgd:1", ALIGNED)
 HOOKS = {name: case(name) for name in NAMES}
 #: All that is trained in the first launch, by what makes it special.
 CASES = {
@@ -132,6 +133,8 @@ def test_sent_bytes_match_the_theory_of_the_hook(first: Launch, name: str) -> No
     share = {"plain": 1, "none": 1, "passthrough": 1, "fp16": 0.5, "bf16": 0.5, "topk:0.1": 0.2, "randomk:0.1": 0.1}
     if name == "int8":  # a scale of 4 bytes for 256 elements, and a little more in the last block of a shard
         assert (1 + 4 / 256) / 4 * record["dense_bytes"] == pytest.approx(record["expected_bytes"], rel=1e-2)
+    elif name == ALIGNED:  # a norm for 16 elements, and a tenth of the chunks
+        assert (0.1 + 1 / 16) * record["dense_bytes"] == pytest.approx(record["expected_bytes"], rel=2e-2)
     elif name in share:
         assert share[name] * record["dense_bytes"] == pytest.approx(record["expected_bytes"], rel=1e-3)
     else:

@@ -19,7 +19,7 @@ from commbench.errors import InputError, LaunchError, UnsupportedError  # noqa: 
 from commbench.hooks import HOOKS, Guard, HookSpec, PowerSGD, RandomK, TopK, make_hook  # noqa: E402
 from commbench.hooks.feedback import Memory, is_finite  # noqa: E402
 from commbench.hooks.layout import Layout, _stride_in_bucket  # noqa: E402
-from commbench.hooks.message import BucketShape, Selection, kept_elements  # noqa: E402
+from commbench.hooks.message import BucketShape, ChunkLayout, Selection, kept_elements  # noqa: E402
 from commbench.hooks.ordering import STUCK, CommThread  # noqa: E402
 from commbench.hooks.randomk import draw, seeded  # noqa: E402
 from commbench.hooks.selectors import NativeSelector, Selector, TorchSelector  # noqa: E402
@@ -119,6 +119,11 @@ def test_options_reach_the_hook() -> None:
         ("topk", {"options": {"warmup": "0.5"}}, ["warmup_steps"]),
         ("topk", {"options": {"warmup": "2", "warmup_steps": "3"}}, ["density 2"]),
         ("topk", {"density": 0.1, "options": {"density": "0.2"}}, ["density"]),
+        ("topk", {"options": {"exchange": "ring"}}, ["exchange=ring", "gather or aligned"]),
+        ("topk", {"options": {"exchange": "aligned", "chunk": "0"}}, ["chunk=0", "a whole number of at least 1"]),
+        ("topk", {"options": {"exchange": "aligned", "values": "float16"}}, ["exchange aligned", "leave these out"]),
+        ("topk", {"options": {"exchange": "aligned", "dense_below": "9"}}, ["exchange aligned", "dense_below"]),
+        ("topk", {"options": {"chunk": "64"}}, ["chunk 64", "chunks need exchange=aligned"]),
         ("int8", {"options": {"block": "0"}}, ["int8", "block=0", "a whole number of at least 1"]),
         ("int8", {"options": {"block": "-8"}}, ["block=-8"]),
         ("int8", {"options": {"block": "2.5"}}, ["block=2.5", "whole number"]),
@@ -369,6 +374,8 @@ def ring(nbytes: int, ranks: int) -> int:
         ("topk", {"density": "0.01", "values": "float16"}, 3 * 10_000 * 6),
         ("topk", {"dense_below": "1000001"}, ring(4_000_000, 4)),
         ("randomk", {"density": "0.01"}, ring(40_000, 4)),
+        ("topk", {"density": "0.01", "exchange": "aligned"}, ring(4 * (3907 + 40 * 256), 4)),
+        ("topk", {"density": "0.01", "exchange": "aligned", "chunk": "1000"}, ring(4 * (1000 + 10_000), 4)),
         ("powersgd", {"rank": "4"}, ring(4 * 4 * 2000, 4)),
         ("int8", {}, ring(1_000_000 + 4 * 4 * 977, 4)),  # 977 blocks of a shard
         ("int8", {"block": "100"}, ring(1_040_000, 4)),
@@ -413,6 +420,24 @@ def test_powersgd_never_sends_more_than_all(shape: list[int], rank: int, rate: i
     assert factors is None or (
         rate * factors.rank * (factors.rows + factors.columns) < numel == factors.rows * factors.columns
     )
+
+
+@pytest.mark.parametrize(
+    ("elements", "chunk", "chunks", "kept"), [(100, 8, 13, 4), (100, 100, 1, 1), (100, 1000, 1, 1), (1, 8, 1, 1)]
+)
+def test_chunks_of_a_bucket(elements: int, chunk: int, chunks: int, kept: int) -> None:
+    """Divide a bucket into chunks, the last of which may reach beyond it."""
+    layout = ChunkLayout.of(elements, density=0.25, chunk=chunk)
+    assert (min(chunk, elements), chunks, kept) == (layout.chunk, layout.chunks, layout.kept)
+
+
+def test_chunks_larger_than_the_model_are_refused() -> None:
+    """Refuse a chunk that is larger than the model, and no other."""
+    hook = TopK(exchange="aligned", chunk=500)
+    hook.check_size(500)
+    with pytest.raises(InputError, match="Hook topk was given chunk 500, the model has 499 elements"):
+        hook.check_size(499)
+    TopK().check_size(1)
 
 
 # State

@@ -20,7 +20,7 @@ from commbench.hooks import PowerSGD, randomk, selectors  # noqa: E402
 from commbench.hooks.feedback import is_finite, poison, put  # noqa: E402
 from commbench.hooks.ordering import CommStream  # noqa: E402
 
-MEMORIES = cases(["topk", "powersgd", "int8"], ["topk parameter fp16", "topk momentum", "randomk"])
+MEMORIES = cases(["topk", "powersgd", "int8", "topk aligned"], ["topk parameter fp16", "topk momentum", "randomk"])
 needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
 #: What selects elements in the checks on ranks.
 SELECTIONS = cases(["torch"], [pytest.param("cuda", marks=needs_compiler)])
@@ -88,7 +88,7 @@ def test_infinity_without_a_scaler(results: Any, kind: str, name: str) -> None:
 
 def test_memory_layouts_and_options(results: Any) -> None:
     """Average correctly in other memory layouts and with DDP's options."""
-    assert 15 == len(results["torch"]["shapes_and_options"])
+    assert 20 == len(results["torch"]["shapes_and_options"])
     assert {} == {name: error for name, error in results["torch"]["shapes_and_options"].items() if not error < 1e-5}
 
 

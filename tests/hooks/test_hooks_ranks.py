@@ -22,9 +22,10 @@ LOSSY = (
     "powersgd",
     "int8",
     "int8 one block",
+    "topk aligned",
 )
 #: Hooks with a memory.
-MEMORIES = cases(["topk", "powersgd", "int8"], ["topk parameter fp16", "topk momentum", "randomk"])
+MEMORIES = cases(["topk", "powersgd", "int8", "topk aligned"], ["topk parameter fp16", "topk momentum", "randomk"])
 STEPS, ALL_MEMORIES = cases(["train:10"], ["train:20"])[-1], ":".join(MEMORIES)
 
 Start = Callable[..., list[tuple[int, str, str]]]
@@ -46,6 +47,7 @@ def checked(start: Start) -> Any:
     """Return the results of all checks on two ranks."""
     names = ["density_one", "low_rank", "telescope", "shapes_and_options", "feedback", "without_feedback"]
     names += ["compression_gradients", "two_models", STEPS]
+    names += ["chunks_of_one", "chosen_chunks"]
     names += [f"{name}:{ALL_MEMORIES}" for name in ("resume", "scaled", "infinite")]
     return found_by(start(2, "hooks_check.py", *names))
 
@@ -67,7 +69,7 @@ def checked_by_any(request: pytest.FixtureRequest, start: Start) -> Any:
     """Return the results of some checks on two and on four ranks."""
     if request.param == 2:
         return request.getfixturevalue("checked")
-    names = ["density_one", "low_rank", "telescope", f"scaled:{ALL_MEMORIES}", "compression_gradients"]
+    names = ["density_one", "low_rank", "telescope", f"scaled:{ALL_MEMORIES}", "compression_gradients", "chosen_chunks"]
     return found_by(start(4, "hooks_check.py", *names))
 
 
@@ -123,13 +125,13 @@ def test_only_lossy_hooks_have_a_residual(trained: Any) -> None:
     assert all(trained[name]["residual"] > 0 for name in LOSSY)
 
 
-@pytest.mark.parametrize("name", ["topk", "topk exact", "topk parameter", "topk whole", "randomk"])
+@pytest.mark.parametrize("name", ["topk", "topk exact", "topk parameter", "topk whole", "randomk", "topk aligned"])
 def test_density_one_is_dense(checked_by_any: Any, checked_by_three: Any, name: str) -> None:
     """Send everything at density 1: the mean, and for top-k the bits of the sum in rank order."""
     for results in (checked_by_any["density_one"][name], checked_by_three["density_one"][name]):
         assert 1e-6 > results["error"]
         assert 0.0 == results["residual"]
-        assert results["bits"] or name in {"topk whole", "randomk"}  # these are all-reduced
+        assert results["bits"] or name in {"topk whole", "randomk", "topk aligned"}  # these are all-reduced
 
 
 def test_what_is_sent_and_what_is_left_is_everything(checked_by_any: Any) -> None:
@@ -176,7 +178,7 @@ def test_infinity_without_a_scaler(checked: Any, name: str) -> None:
 
 def test_memory_layouts_and_options(checked: Any) -> None:
     """Average correctly in other memory layouts and with DDP's options."""
-    assert 15 == len(checked["shapes_and_options"])
+    assert 20 == len(checked["shapes_and_options"])
     assert {} == {name: error for name, error in checked["shapes_and_options"].items() if not error < 1e-5}
 
 
@@ -200,6 +202,22 @@ def test_deep_gradient_compression(checked_by_any: Any) -> None:
     results = checked_by_any["compression_gradients"]
     assert 1e-5 > results["error"]
     assert [100, 100, 20, 20, 10, 10, 10] == results["counts"]
+
+
+def test_chunks_of_one_element_are_top_k(checked: Any) -> None:
+    """Send what gathered top-k sends if chunks have one element and all ranks have the same gradients."""
+    results = checked["chunks_of_one"]
+    assert 1e-6 > max(results["error"], results["memory"])
+    assert results["sent"][0] == results["sent"][1] > 0
+    assert results["kept"] > 0
+
+
+def test_all_ranks_send_the_same_chunks(checked_by_any: Any) -> None:
+    """Choose the chunks with the largest sums of norms on all ranks, and average only these."""
+    results = checked_by_any["chosen_chunks"]
+    assert all(results["expected"] == chunks for chunks in results["chunks"])
+    assert 4 == len(results["expected"])
+    assert 1e-6 > results["error"]
 
 
 def test_two_models_share_a_thread(checked: Any) -> None:

@@ -16,23 +16,23 @@ from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
 from commbench.engine.records import Row
 from commbench.errors import InputError
-from commbench.interop.imports import TOOLS, Asked, Imported, Source, import_outputs
+from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, import_outputs
 from commbench.interop.imports.nccl_tests import nccl_version
 from commbench.report.text_formats import render
 
 DATA = Path(__file__).parents[1] / "data" / "imports"
 
 
-def load(*names: str, tool: str | None = None, **asked: object) -> Imported:
+def load(*names: str, tool: str | None = None, **options: object) -> Imported:
     """Import kept outputs."""
     sources = [Source(name=name, data=(DATA / name).read_bytes()) for name in names]
-    return import_outputs(sources, tool=tool, asked=Asked(**asked))  # type: ignore[arg-type]  # as given
+    return import_outputs(sources, tool=tool, options=ImportOptions(**options))  # type: ignore[arg-type]  # as given
 
 
-def load_text(text: str, **asked: object) -> Imported:
+def load_text(text: str, **options: object) -> Imported:
     """Import a text."""
     source = Source(name="out.txt", data=text.encode())
-    return import_outputs([source], asked=Asked(**asked))  # type: ignore[arg-type]  # as given
+    return import_outputs([source], options=ImportOptions(**options))  # type: ignore[arg-type]  # as given
 
 
 def rows_of(imported: Imported) -> list[Row]:
@@ -437,7 +437,7 @@ def test_several_outputs_are_launches() -> None:
     text = (DATA / "nccl_tests_all_reduce.txt").read_text()
     texts = [text.replace("90.12", f"{time:.2f}") for time in (89.0, 90.0, 91.0, 92.0, 90.5, 91.5)]
     sources = [Source(name=f"{place}.txt", data=text.encode()) for place, text in enumerate(texts)]
-    imported = import_outputs(sources, asked=Asked())
+    imported = import_outputs(sources, options=ImportOptions())
     row = next(row for row in rows_of(imported) if (row.in_place, row.message_bytes) == (False, 8388608))
     assert (6, 90.75, "") == (row.launches, row.time_us, row.flags)
     assert (row.time_us_ci_low or math.inf) < 90.75 < (row.time_us_ci_high or 0)
@@ -463,7 +463,7 @@ def test_times_of_different_meaning_do_not_mix() -> None:
         Source(name="plain.txt", data=plain.encode()),
     ]
     with pytest.raises(InputError, match="import them apart"):
-        import_outputs(sources, asked=Asked(ranks=4))
+        import_outputs(sources, options=ImportOptions(ranks=4))
 
 
 @pytest.mark.parametrize(
@@ -485,12 +485,12 @@ def test_unknown_tool() -> None:
 def test_every_cut_is_read_or_refused(name: str) -> None:
     """Return only figures of the whole file wherever it is truncated."""
     data = (DATA / name).read_bytes()
-    options = Asked(ranks=None if name in RANKS_STATED else 8 if "param" in name else 4, operation="all_reduce")
-    whole = import_outputs([Source(name=name, data=data)], asked=options)
+    options = ImportOptions(ranks=None if name in RANKS_STATED else 8 if "param" in name else 4, operation="all_reduce")
+    whole = import_outputs([Source(name=name, data=data)], options=options)
     figures = {(record.case.operation, record.case.message_bytes, record.times_us[0]) for record in whole.records}
     for end in range(0, len(data), 37):
         try:
-            part = import_outputs([Source(name=name, data=data[:end])], asked=options)
+            part = import_outputs([Source(name=name, data=data[:end])], options=options)
         except InputError:
             continue
         assert {(r.case.operation, r.case.message_bytes, r.times_us[0]) for r in part.records} <= figures
@@ -510,7 +510,7 @@ def test_edited_files_are_read_or_refused(data: st.DataObject, name: str) -> Non
     tool = data.draw(st.sampled_from([None, *TOOLS]))
     source = Source(name=name, data=(text[:place] + typed + text[place + removed :]).encode())
     with contextlib.suppress(InputError):
-        assert rows_of(import_outputs([source], tool=tool, asked=Asked(operation="all_reduce")))
+        assert rows_of(import_outputs([source], tool=tool, options=ImportOptions(operation="all_reduce")))
 
 
 def test_a_heading_without_its_halves_is_refused() -> None:

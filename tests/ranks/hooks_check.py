@@ -36,6 +36,7 @@ COMPRESSING: dict[str, Any] = {
     "randomk": lambda: RandomK(density=0.05, seed=3),
     "powersgd": lambda: PowerSGD(rank=2, start=1),
     "int8": lambda: Int8(block=64),
+    "topk aligned": lambda: TopK(density=0.05, exchange="aligned", chunk=16),
 }
 #: Elements of the first tensor that hooks treat as a whole; all of them unless given.
 TOGETHER = {"int8": 48}
@@ -70,6 +71,7 @@ def density_one(hook: Hook) -> dict[str, Any]:
         errors.append(distance(gradients(model), mean(own)))
         by_rank = [each / dist.get_world_size() for each in everywhere(own)]
         same &= torch.equal(gradients(model), sum(by_rank[1:], by_rank[0]))
+    close(hook)
     return {"error": max(errors), "bits": same, "residual": float(memory_of(hook).norm())}
 
 
@@ -263,7 +265,7 @@ def follow(hook: FeedbackHook, model: DistributedDataParallel, shape: tuple[int,
 def shapes_and_options() -> dict[str, float]:
     """Run `follow` with other memory layouts and DDP options."""
     errors = {}
-    for name in ("topk", "powersgd", "int8"):
+    for name in ("topk", "powersgd", "int8", "topk aligned"):
         make = COMPRESSING[name]
         image = (2, 3, 12, 12)
         errors[f"{name} channels_last"] = follow(make(), DistributedDataParallel(convolutions()), image)
@@ -356,6 +358,47 @@ def compression_gradients() -> dict[str, Any]:
     return {"error": max(everywhere(max(errors))), "counts": counts}
 
 
+def chunks_of_one() -> dict[str, Any]:
+    """Train on equal data by gathered top-k, and by aligned top-k with chunks of one element."""
+    hooks = [TopK(density=0.05), TopK(density=0.05, exchange="aligned", chunk=1)]
+    models = [make_ddp() for _ in hooks]
+    optimizers = [sgd(model) for model in models]
+    errors = []
+    for hook, model in zip(hooks, models, strict=True):
+        hook.register(model)
+    for step in range(5):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            train_step(model, optimizer, batch(0, step))
+        errors.append(distance(gradients(models[1]), gradients(models[0])))
+    sent = [int((gradients(model) != 0).sum()) for model in models]
+    memories = [memory_of(hook) for hook in hooks]
+    close(*hooks)
+    return {"error": max(errors), "sent": sent, "memory": distance(*memories), "kept": float(memories[0].norm())}
+
+
+def chosen_chunks() -> dict[str, Any]:
+    """Exchange one bucket of 100 elements in chunks of 8; return the chunks with sums, and the largest error."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(10, 10, bias=False))
+    hook = TopK(density=0.25, exchange="aligned", chunk=8).register(model)
+    data = torch.randn((4, 10), generator=torch.Generator().manual_seed(dist.get_rank()))
+    own = flat(torch.autograd.grad(model.module(data).square().sum(), list(model.module.parameters())))
+    model(data).square().sum().backward()
+    padded = nn.functional.pad(own, (0, 4)).view(13, 8)
+    norms = sum(everywhere(padded.norm(dim=1)))
+    chosen = sorted(norms.topk(4).indices.tolist())
+    expected = torch.zeros(13, 8).double()
+    expected[chosen] = mean(padded)[chosen]
+    hook.close()
+    received = gradients(model)
+    sent = [any(values) for values in nn.functional.pad(received, (0, 4)).view(13, 8).tolist()]
+    return {
+        "chunks": everywhere([number for number, is_sent in enumerate(sent) if is_sent]),
+        "expected": chosen,
+        "error": distance(received, expected.view(-1)[:100]),
+    }
+
+
 def two_models() -> dict[str, Any]:
     """Train two models whose hooks share a thread, with other collectives pending; close one hook, then the other."""
     models, hooks = [make_ddp(), make_ddp()], [PowerSGD(start=0), PowerSGD(start=0)]
@@ -391,6 +434,7 @@ CHECKS = {
         "topk exact": density_one(TopK(density=1.0, selection="exact")),
         "topk parameter": density_one(TopK(density=1.0, scope="parameter")),
         "topk whole": density_one(TopK(dense_below=10**6)),
+        "topk aligned": density_one(TopK(density=1.0, exchange="aligned", chunk=50)),
         "randomk": density_one(RandomK(density=1.0)),
     },
     "telescope": telescope,
@@ -403,6 +447,8 @@ CHECKS = {
     "without_feedback": without_feedback,
     "compression_gradients": compression_gradients,
     "two_models": two_models,
+    "chunks_of_one": chunks_of_one,
+    "chosen_chunks": chosen_chunks,
     "train": train_all,
 }
 

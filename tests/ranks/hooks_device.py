@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from commbench.hooks import Int8, PowerSGD, TopK, feedback, int8, powersgd, quantisers, randomk, selectors, topk
 from commbench.hooks.base import Hook
+from commbench.hooks.chunks import ChunkChannel
 
 sys.path.append(str(Path(__file__).parents[1]))
 import cuda_on_host
@@ -66,7 +67,7 @@ def use_device_path() -> None:
         module.on_host = lambda _: False
     TopK.prepare = Int8.prepare = staticmethod(lambda _: None)
     int8.make_quantiser = lambda layout, _: quantisers.TorchQuantiser(layout)
-    jobs = ((PowerSGD, "_refine"), (PowerSGD, "_send_all"), (Int8, "_reduce"))
+    jobs = ((PowerSGD, "_refine"), (PowerSGD, "_send_all"), (Int8, "_reduce"), (ChunkChannel, "reduce"))
     for owner, name in ((Hook, "run"), (Hook, "_finished"), *jobs):
         setattr(owner, name, without_host_reads(getattr(owner, name)))
 
@@ -82,6 +83,8 @@ def host_read_error() -> str:
 
 #: What does not depend on how elements are selected.
 WITHOUT_SELECTION = ("asked", "low_rank", "shapes_and_options")
+#: What a device does not change.
+NOT_ON_DEVICES = ("feedback", "two_models", "train", "chunks_of_one")
 #: What is checked for each hook with a memory.
 OF_MEMORIES = ("resume", "scaled", "infinite")
 
@@ -89,9 +92,7 @@ OF_MEMORIES = ("resume", "scaled", "infinite")
 def check_all(kind: str, *memories: str) -> dict[str, Any]:
     """Return the results of all checks with this selector; with the kernels only of checks that select elements."""
     topk.make_selector = select_by(kind)
-    checks = {
-        name: check for name, check in hooks_check.CHECKS.items() if name not in {"feedback", "two_models", "train"}
-    }
+    checks = {name: check for name, check in hooks_check.CHECKS.items() if name not in NOT_ON_DEVICES}
     checks |= {"asked": host_read_error}
     if kind == "cuda":
         memories = tuple(name for name in memories if "topk" in name)

@@ -87,6 +87,7 @@ HOOKS: dict[str, Any] = {
     "powersgd": lambda: PowerSGD(rank=2, start=1),
     "int8": lambda: Int8(block=64),
     "int8 one block": lambda: Int8(block=10**6),
+    "topk aligned": lambda: TopK(density=0.05, exchange="aligned", chunk=16),
 }
 #: Enough for these: one is to be caught early, the others differ from another in little.
 AT_MOST = dict.fromkeys(

@@ -121,9 +121,10 @@ def differences(baselines: Sequence[RunInfo], b: RunInfo, *, carriers: Collectio
 
 def _texts(infos: Sequence[RunInfo]) -> Mapping[str, Sequence[str | None]]:
     """Return each condition's text in every run; None if a run does not state it."""
-    stated = [_facts(info) for info in infos]
+    run_facts = [_facts(info) for info in infos]
     of_runs = {
-        name: [facts.get(name) for facts in stated] for name in dict.fromkeys(n for facts in stated for n in facts)
+        name: [facts.get(name) for facts in run_facts]
+        for name in dict.fromkeys(n for facts in run_facts for n in facts)
     }
     environments = [_environment(info) for info in infos]
     stated_at = [at for at, environment in enumerate(environments) if environment]
@@ -134,8 +135,8 @@ def _texts(infos: Sequence[RunInfo]) -> Mapping[str, Sequence[str | None]]:
 
 def _facts(info: RunInfo) -> dict[str, str]:
     """Return the conditions that a run states, with the names and kernel series of its hosts."""
-    stated: Mapping[str, object] = info
-    facts = {name: str(stated[name]) for name in (*_RUN_ENTRIES, *_RUN_NOTES) if stated.get(name) is not None}
+    entries: Mapping[str, object] = info
+    facts = {name: str(entries[name]) for name in (*_RUN_ENTRIES, *_RUN_NOTES) if entries.get(name) is not None}
     if info.get("ranks"):
         counts = sorted({len(rank.get("cpus") or ()) for rank in info["ranks"]})
         facts["cpus_per_rank"] = ", ".join(map(str, counts))
@@ -150,8 +151,8 @@ def _facts(info: RunInfo) -> dict[str, str]:
 
 def _environment(info: RunInfo) -> Environment:
     """Return the environment within ``run.json``; empty for an imported run, which states no host."""
-    stated: JsonMapping = info.get("environment", info)
-    environment = {name: stated[name] for name in _ENVIRONMENT if stated.get(name) is not None}
+    entries: JsonMapping = info.get("environment", info)
+    environment = {name: entries[name] for name in _ENVIRONMENT if entries.get(name) is not None}
     return cast("Environment", environment) if environment.get("hosts") else {}
 
 

@@ -94,8 +94,8 @@ class ComparisonTable:
     @property
     def counts(self) -> dict[Verdict, int]:
         """Return the number of cases by verdict, worst first."""
-        counted = Counter(case.comparison.verdict for case in self.cases)
-        return {v: counted[v] for v in (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE)}
+        cases_by_verdict = Counter(case.comparison.verdict for case in self.cases)
+        return {v: cases_by_verdict[v] for v in (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE)}
 
     @property
     def regressions(self) -> tuple[AnyCase, ...]:
@@ -220,7 +220,7 @@ def _judged(
     pairs: Sequence[tuple[Pooled, Measured]], *, margin: float, q: float, seed: int, force: bool
 ) -> list[Comparison]:
     """Return the verdicts; none for cases that were timed differently."""
-    judged = stats.compare_family(
+    comparisons = stats.compare_family(
         [(a.launches_us, b.medians_us) for a, b in pairs],
         runs=[[len(member.medians_us) for member in a.timed] for a, _ in pairs],
         margin=margin,
@@ -231,7 +231,7 @@ def _judged(
         comparison
         if is_timed_alike(a.timed, b, force=force)
         else replace(comparison, verdict=Verdict.INCONCLUSIVE, further=None)
-        for (a, b), comparison in zip(pairs, judged, strict=True)
+        for (a, b), comparison in zip(pairs, comparisons, strict=True)
     ]
 
 
@@ -273,10 +273,10 @@ def _refuse_unsound(differences: Sequence[Difference], subject: str) -> None:
     unsound = [difference for difference in differences if difference.is_unsound]
     if not unsound:
         return
-    named = "; ".join(f"{difference}, and {difference.reason}" for difference in unsound[:_NAMED])
+    reasons = "; ".join(f"{difference}, and {difference.reason}" for difference in unsound[:_NAMED])
     more = f"; and {len(unsound) - _NAMED} more" if len(unsound) > _NAMED else ""
     raise InputError(
-        f"{subject} were measured under different conditions ({named}{more}), which could explain a difference of "
+        f"{subject} were measured under different conditions ({reasons}{more}), which could explain a difference of "
         "times: measure again under the same conditions, or add --force to compare anyway."
     )
 

@@ -22,12 +22,12 @@ def summary(table: ComparisonTable) -> str:
     slower = [compared for compared in table.cases if compared.comparison.verdict is Verdict.SLOWER]
     worst = sorted(slower, key=lambda compared: compared.severity, reverse=True)
     names = names_of(table)
-    named = "; ".join(f"{name_of(compared, names)} {percent_of(compared.comparison)}" for compared in worst[:_NAMED])
+    details = "; ".join(f"{name_of(compared, names)} {percent_of(compared.comparison)}" for compared in worst[:_NAMED])
     more = f"; and {len(slower) - _NAMED} more" if len(slower) > _NAMED else ""
     others = ", ".join(f"{count} {verdict}" for verdict, count in table.counts.items() if verdict != Verdict.SLOWER)
     cases = "case" if total == 1 else "cases"
     lost = sum(compared.is_regression for compared in table.broken)
-    text = f"{len(slower)} of {total} {cases} slower{': ' + named + more if slower else ''}."
+    text = f"{len(slower)} of {total} {cases} slower{': ' + details + more if slower else ''}."
     text += f" {counted(lost, 'case')} lost: ok in A and not in B." if lost else ""
     forced = " Forced: conditions differ that should be alike." if table.is_forced else ""
     return f"{text} {others}, with a margin of {100 * table.margin:g} %.{_on_the_end(table)}{forced}"
@@ -59,8 +59,8 @@ def beyond(table: ComparisonTable, threshold: float) -> str:
     if not sizes:
         return f"None beyond {limit}."
     typical = sizes[(len(sizes) - 1) // 2]
-    shown = f"+{100 * typical:.1f} %" if math.isfinite(typical) else "no slowdown"
-    return f"None beyond {limit}; half of the cases would have shown {shown}."
+    median_slowdown = f"+{100 * typical:.1f} %" if math.isfinite(typical) else "no slowdown"
+    return f"None beyond {limit}; half of the cases would have shown {median_slowdown}."
 
 
 def heading(table: ComparisonTable) -> list[str]:

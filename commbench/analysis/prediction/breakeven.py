@@ -12,7 +12,7 @@ from commbench.analysis.prediction.steps import StepModel
 from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.ddp.plan.records import TrainingRow
 from commbench.errors import InputError
-from commbench.hooks.registry import NONE, TOP_K
+from commbench.hooks.registry import NONE, TOP_K, gathered_density, hook_words
 
 #: Range of the search for a break-even density, and the halvings that find it to 2 %.
 SPARSEST, DENSEST = 1e-5, 1.0
@@ -142,8 +142,9 @@ def compare_with_measured(
         )
     best = min(dense_rows, key=_step_ms)
     points = []
-    for density in sorted({row.density for row in timed if row.hook == TOP_K and row.density is not None}):
-        sparse = min((row for row in timed if row.hook == TOP_K and row.density == density), key=_step_ms)
+    gathered = [(density, row) for row in timed if (density := _gathered_density(row)) is not None]
+    for density in sorted({density for density, _ in gathered}):
+        sparse = min((row for its_density, row in gathered if its_density == density), key=_step_ms)
         points.append(
             MeasuredPoint(
                 world_size=predicted.world_size,
@@ -154,6 +155,11 @@ def compare_with_measured(
             )
         )
     return points
+
+
+def _gathered_density(row: TrainingRow) -> float | None:
+    """Return the density of a row with top-k whose ranks gather elements; None for other rows."""
+    return gathered_density(hook_words(row.hook, row.density, row.hook_options)) if row.hook == TOP_K else None
 
 
 def _step_ms(row: TrainingRow) -> float:

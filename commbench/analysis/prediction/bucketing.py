@@ -52,8 +52,8 @@ def candidate_caps(facts: WorkloadFacts, *, most: int = 12) -> list[str]:
     caps = unique_layouts([DEFAULT_CAP, *series], facts)
     if len(caps) <= most:
         return caps
-    kept = np.linspace(1, len(caps) - 1, max(1, most - 1)).round().astype(int)
-    return [caps[0], *(caps[i] for i in dict.fromkeys(kept.tolist()))]
+    positions = np.linspace(1, len(caps) - 1, max(1, most - 1)).round().astype(int)
+    return [caps[0], *(caps[i] for i in dict.fromkeys(positions.tolist()))]
 
 
 def _total_mb(facts: WorkloadFacts) -> float:
@@ -152,8 +152,8 @@ def _possible_ends(model: StepModel) -> tuple[NDArray[np.int64], NDArray[np.floa
     ready = np.maximum.accumulate([scale * parameter.ready_ms for parameter in ordered])
     smallest = elements[-1] / MOST_CUTS if len(ordered) > MOST_CUTS else 0.0
     ends = list(_spaced(elements, smallest))
-    chosen = np.array(ends) - 1
-    return np.array(ends), elements[chosen], ready[chosen]
+    last_parameters = np.array(ends) - 1
+    return np.array(ends), elements[last_parameters], ready[last_parameters]
 
 
 def _spaced(elements: Iterable[float], smallest: float) -> Iterator[int]:

@@ -83,7 +83,7 @@ def double_tree_all_reduce(p: ArrayLike, n: ArrayLike, hop: Hop) -> Floats:
 
 
 def hierarchical_all_reduce(p: ArrayLike, n: ArrayLike, inner: Hop, outer: Hop, ranks_per_node: int) -> Floats:
-    """Reduce_scatter in each host, all_reduce of the shares across hosts, all_gather in each host; all of them rings.
+    """Reduce_scatter in each host, all_reduce of the shares across hosts, all_gather in each host; each step is a ring.
 
     The k ranks of a host reduce n/k each across hosts, at the same time over the host's one link (``outer``). Together
     they take as long as one all_reduce of n: 2(m-1) alpha + 2(m-1)/m n beta with m = p/k hosts.
@@ -408,11 +408,11 @@ def closed_forms_of(
             f"No closed form of {operation} over the number of ranks exists; choose from {', '.join(ALGORITHMS)}."
         )
     algorithm = OPERATIONS[operation].gloo_algorithm if backend_of_any_tool(backend).has_fixed_algorithms else ""
-    chosen = {algorithm: forms[algorithm]} if algorithm else forms
+    candidates = {algorithm: forms[algorithm]} if algorithm else forms
     if pattern == "flat":
-        return dict(chosen)
+        return dict(candidates)
     if pattern == "cross":
-        return {name: _across(form, ranks_per_node) for name, form in chosen.items()}
+        return {name: _across(form, ranks_per_node) for name, form in candidates.items()}
     if pattern == "hierarchical" and operation == "all_reduce" and algorithm:
         return {"hierarchical rings": _hierarchical(ranks_per_node, inner)}
     raise InputError(f"No closed form of {backend} {operation} in pattern {pattern} exists; choose flat or cross.")

@@ -116,7 +116,7 @@ class Curve:
             launches = self._launches_of(segment)
             fitted = (segment.alpha_us, segment.beta_us_per_byte)
             resampled = self._refitted(segment).T if launches > 1 else np.zeros((len(fitted), 1))
-            alpha, beta = (parameter_interval(at, drawn, launches) for at, drawn in zip(fitted, resampled, strict=True))
+            alpha, beta = (parameter_interval(at, line, launches) for at, line in zip(fitted, resampled, strict=True))
             intervals.append((alpha, beta))
         return intervals
 

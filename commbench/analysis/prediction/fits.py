@@ -102,7 +102,7 @@ class Segment:
         return self.alpha_us + self.beta_us_per_byte * message_bytes
 
 
-def fit_line(sizes: Floats, times_us: Floats, chosen: Mask | None = None) -> Floats:
+def fit_line(sizes: Floats, times_us: Floats, mask: Mask | None = None) -> Floats:
     """Return (alpha, beta), neither below 0, that minimise the sum of squares of (alpha + beta n) / t - 1.
 
     Errors are relative, because times span six decades and the largest message would otherwise decide alpha.
@@ -110,9 +110,9 @@ def fit_line(sizes: Floats, times_us: Floats, chosen: Mask | None = None) -> Flo
     Args:
         sizes: bytes, shape (points,).
         times_us: above 0, shape (..., points); the result is of shape (..., 2).
-        chosen: the points to fit, shape (..., points); None: all.
+        mask: the points to fit, shape (..., points); None: all.
     """
-    weights = np.where(True if chosen is None else chosen, 1 / times_us, 0.0)
+    weights = np.where(True if mask is None else mask, 1 / times_us, 0.0)
     scaled = sizes * weights
     aa, ab, bb = (np.sum(u * v, axis=-1) for u, v in ((weights, weights), (weights, scaled), (scaled, scaled)))
     a, b = weights.sum(axis=-1), scaled.sum(axis=-1)
@@ -173,10 +173,10 @@ def _costs(sizes: Floats, times_us: Floats) -> dict[tuple[int, int], float]:
     count = len(sizes)
     stretches = [(i, j) for i, j in itertools.combinations(range(count + 1), 2) if j - i >= min(LEAST_SIZES, count)]
     first, last = np.array(stretches).T[:, :, None]
-    chosen = (first <= np.arange(count)) & (np.arange(count) < last)
-    lines = fit_line(sizes, np.broadcast_to(times_us, chosen.shape), chosen)
+    masks = (first <= np.arange(count)) & (np.arange(count) < last)
+    lines = fit_line(sizes, np.broadcast_to(times_us, masks.shape), masks)
     errors = (lines[:, :1] + lines[:, 1:] * sizes) / times_us - 1
-    return dict(zip(stretches, np.sum(np.where(chosen, errors, 0.0) ** 2, axis=-1).tolist(), strict=True))
+    return dict(zip(stretches, np.sum(np.where(masks, errors, 0.0) ** 2, axis=-1).tolist(), strict=True))
 
 
 @lru_cache(maxsize=64)

@@ -29,7 +29,7 @@ from commbench.analysis.prediction.steps import StepModel, StepPrediction
 from commbench.collectives.operations import OPERATIONS
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase
 from commbench.errors import InputError, Reason
-from commbench.hooks.registry import NONE, TOP_K, parse_hook
+from commbench.hooks.registry import NONE, gathered_density
 from commbench.schema import JsonObject
 from commbench.stats import Interval
 from commbench.units import algbw_GBps, format_link_rate, format_size
@@ -305,27 +305,27 @@ def collective_forecasts(
     rows = []
     for family, curve in network.curves.items():
         for (rate, ranks), size in itertools.product(networks, sizes or _some_sizes(curve)):
-            named = family._asdict() | networks.named(ranks, rate) | {"message_bytes": size}
-            rows.append(_collective(family, curve, named, rate, networks.ranks_per_node))
+            columns = family._asdict() | networks.named(ranks, rate) | {"message_bytes": size}
+            rows.append(_collective(family, curve, columns, rate, networks.ranks_per_node))
     return rows
 
 
 def _collective(
-    family: Family, curve: GrowingCurve, named: Mapping[str, Any], rate: float | None, ranks_per_node: int
+    family: Family, curve: GrowingCurve, columns: Mapping[str, Any], rate: float | None, ranks_per_node: int
 ) -> CollectiveForecast:
-    size, ranks = named["message_bytes"], named["world_size"]
+    size, ranks = columns["message_bytes"], columns["world_size"]
     try:
         estimate = curve.estimate(size, ranks, rate, ranks_per_node=ranks_per_node)
     except InputError as error:
-        return CollectiveForecast(**named, status="unsupported", reason=Reason.of(error))
+        return CollectiveForecast(**columns, status="unsupported", reason=Reason.of(error))
     if estimate.is_lower_bound and estimate.start_up > _MOST_UNKNOWN:
         subject = f"{family.backend} {family.operation}"
         reason = _unknown_start_up(subject, f"{subject} of {format_size(size)}")
-        return CollectiveForecast(**named, status="unsupported", reason=reason)
+        return CollectiveForecast(**columns, status="unsupported", reason=reason)
     together = ranks // ranks_per_node if family.pattern == "cross" else ranks  # ranks of a group
     busbw = OPERATIONS[family.operation].busbw_factor(together) * algbw_GBps(size, estimate.time_us)
     return CollectiveForecast(
-        **named,
+        **columns,
         time_us=estimate.time_us,
         time_us_low=estimate.low_us,
         time_us_high=None if estimate.is_lower_bound else estimate.high_us,
@@ -356,9 +356,8 @@ def training_forecasts(
     """Predict a workload's training on each network.
 
     Returns:
-        The step of every trained hook, or of ``hooks``, at its best bucket size; and the density below which top-k
-        beats
-        the best step with dense float32 gradients.
+        The step of every trained hook, or of ``hooks``, at its best bucket size; and the density below which top-k is
+        faster than the best step with dense float32 gradients.
 
     Raises:
         InputError: as `TrainedWorkload.model`.
@@ -367,29 +366,29 @@ def training_forecasts(
     model = model_on_own_cores(trained.model(network), oversubscription)
     caps = candidate_caps(trained.facts, most=_CAPS)
     held_out = trained.held_out(network)
-    columns = {**trained.identity_columns, "held_out_error": held_out.error, "held_out_over": held_out.over}
-    chosen = list(hooks or trained.hooks)
+    workload_columns = {**trained.identity_columns, "held_out_error": held_out.error, "held_out_over": held_out.over}
+    forecast_hooks = list(hooks or trained.hooks)
     steps, break_evens = [], []
     for rate, ranks in networks:
         target = network.at(trained.backend, ranks, rate_bps=rate, ranks_per_node=networks.ranks_per_node)
         uncertain = UncertainSteps.on(model, target, held_out)
-        named = {**columns, **networks.named(ranks, rate)}
+        columns = {**workload_columns, **networks.named(ranks, rate)}
         steps += [
             _step(
                 uncertain,
                 hook,
                 caps,
-                {**named, "hook": hook, "ranks_a_core": oversubscription},
+                {**columns, "hook": hook, "ranks_a_core": oversubscription},
                 is_lower_bound=target.is_lower_bound,
             )
-            for hook in chosen
+            for hook in forecast_hooks
         ]
-        break_evens.append(_break_even(uncertain, caps, named, is_lower_bound=target.is_lower_bound))
+        break_evens.append(_break_even(uncertain, caps, columns, is_lower_bound=target.is_lower_bound))
     return steps, break_evens
 
 
 def _step(
-    steps: UncertainSteps, hook: str, caps: Sequence[str], named: Mapping[str, Any], *, is_lower_bound: bool
+    steps: UncertainSteps, hook: str, caps: Sequence[str], columns: Mapping[str, Any], *, is_lower_bound: bool
 ) -> StepForecast:
     model = steps.likely
     try:
@@ -397,10 +396,10 @@ def _step(
         default = model.predict(hook_case(model, hook, DEFAULT_CAP))
         interval, rests_on = steps.interval_ms(best), _rests_on(steps, [best.case], is_lower_bound=is_lower_bound)
     except InputError as error:
-        return StepForecast(**named, status="unsupported", reason=Reason.of(error))
+        return StepForecast(**columns, status="unsupported", reason=Reason.of(error))
     local_ms = local_step_ms(model)
     return StepForecast(
-        **named,
+        **columns,
         **rests_on,
         bucket_cap_mb=best.case.bucket_cap_mb,
         step_ms=best.step_ms,
@@ -424,20 +423,20 @@ def _rests_on(steps: UncertainSteps, cases: Iterable[TrainingCase], *, is_lower_
 
 
 def _break_even(
-    steps: UncertainSteps, caps: Sequence[str], named: Mapping[str, Any], *, is_lower_bound: bool
+    steps: UncertainSteps, caps: Sequence[str], columns: Mapping[str, Any], *, is_lower_bound: bool
 ) -> BreakEvenForecast:
     if is_lower_bound:
-        reason = _unknown_start_up(named["workload"], f"Whether top-k pays for {named['workload']}")
-        return BreakEvenForecast(**named, status="unsupported", reason=reason)
+        reason = _unknown_start_up(columns["workload"], f"Whether top-k pays for {columns['workload']}")
+        return BreakEvenForecast(**columns, status="unsupported", reason=reason)
     try:
         break_even, interval = steps.break_even(caps)
-        top_k = [name for name in steps.likely.hooks if parse_hook(name)["hook"] == TOP_K]
+        top_k = [name for name in steps.likely.hooks if gathered_density(name) is not None]
         both = [hook_case(steps.likely, hook, DEFAULT_CAP) for hook in (NONE, *top_k)]
         rests_on = _rests_on(steps, both, is_lower_bound=is_lower_bound)
     except InputError as error:
-        return BreakEvenForecast(**named, status="unsupported", reason=Reason.of(error))
+        return BreakEvenForecast(**columns, status="unsupported", reason=Reason.of(error))
     return BreakEvenForecast(
-        **named,
+        **columns,
         **rests_on,
         dense_step_ms=break_even.dense_ms,
         density=break_even.density,

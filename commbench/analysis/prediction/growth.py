@@ -416,11 +416,11 @@ class GrowingCurve:
             return list(self.hops)
         misfits = {name: self._misfit(hop, message_bytes) for name, hop in self.hops.items()}
         if len(self.world_sizes) == 1:
-            chosen = [name for name, hop in self.hops.items() if self._is_possible(hop, message_bytes)] or list(misfits)
+            names = [name for name, hop in self.hops.items() if self._is_possible(hop, message_bytes)] or list(misfits)
         else:
             allowed = max(_AS_GOOD * min(misfits.values()), _GOOD_ENOUGH)
-            chosen = [name for name in misfits if misfits[name] <= allowed]
-        return sorted(chosen, key=misfits.__getitem__)
+            names = [name for name in misfits if misfits[name] <= allowed]
+        return sorted(names, key=misfits.__getitem__)
 
     def _is_possible(self, hop: FittedHop, message_bytes: float) -> bool:
         """Return whether the link's time alone is at most the measured time."""
@@ -473,12 +473,12 @@ class GrowingCurve:
         return min((abs(math.log2(rate_bps / each)) for each in known_rates or fitted), default=1.0)
 
 
-def _weights(measured: Sequence[int], wanted: Floats) -> Floats:
+def _weights(measured: Sequence[int], ranks: Floats) -> Floats:
     """Return the weight of each measured number of ranks for each wanted one, shape (measured, wanted).
 
     Columns sum to 1. Weights fall with the square of the distance between logarithms. Beyond twice the most ranks they
     stay constant.
     """
-    ratios = np.minimum(wanted, 2 * measured[-1]) / np.asarray(measured, float)[:, None]
+    ratios = np.minimum(ranks, 2 * measured[-1]) / np.asarray(measured, float)[:, None]
     distances = np.maximum(np.abs(np.log(ratios)), _NEAR)
     return np.asarray(distances**-2 / (distances**-2).sum(axis=0))

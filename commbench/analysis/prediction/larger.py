@@ -24,7 +24,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.engine.records import Record
 from commbench.errors import InputError, UnpredictedError, noting
-from commbench.hooks.registry import TOP_K, parse_hook
+from commbench.hooks.registry import gathered_density, parse_hook
 from commbench.results.info import RunInfo
 
 
@@ -321,8 +321,8 @@ class TrainedWorkload:
         baselines = [dataclasses.replace(baseline_of(cases), precision=case.precision) for case in cases[:1]]
         errors = []
         for left_out in [setting for setting in settings if setting.case not in baselines][:_MOST_LEFT_OUT]:
-            kept = [r for r in self.records if dataclasses.replace(r.case, phase=SWEEP) != left_out.case]
-            model = dataclasses.replace(self, records=kept).model(network)
+            calibration = [r for r in self.records if dataclasses.replace(r.case, phase=SWEEP) != left_out.case]
+            model = dataclasses.replace(self, records=calibration).model(network)
             if left_out.case.hook_name in model.hooks:
                 errors.append(abs(model.predict(left_out.case).step_ms / left_out.step_ms - 1))
         over = f"settings on {self.world_size} ranks, each predicted from the others; more ranks were not trained"
@@ -344,11 +344,11 @@ def model_on_own_cores(model: StepModel, oversubscription: float) -> StepModel:
 
 
 def model_on_network(model: StepModel, network: Network) -> StepModel:
-    """Return the model of the same step on another network; the decoding cost of top-k scales with the ranks."""
+    """Return the model of the same step on another network; gathered top-k decodes more on more ranks."""
     ranks = model.network.world_size, network.world_size
     costs = dict(model.hooks)
     for name, cost in model.hooks.items():
-        density = _top_k_density(name)
+        density = gathered_density(name)
         if density is not None:
             costs[name] = _with_decoding_load(cost, [density * count for count in ranks])
     return dataclasses.replace(model, network=network, hooks=costs)
@@ -363,7 +363,7 @@ def model_with_density(model: StepModel, density: float) -> tuple[StepModel, str
         InputError: no top-k was measured.
     """
     measured = {
-        name: measured_density for name in model.hooks if (measured_density := _top_k_density(name)) is not None
+        name: measured_density for name in model.hooks if (measured_density := gathered_density(name)) is not None
     }
     if not measured:
         raise UnpredictedError("top_k_unmeasured")
@@ -402,12 +402,6 @@ def local_step_ms(model: StepModel) -> float:
     """Return the time of the step without DDP, in milliseconds."""
     passes = model.reference.accumulation * (model.forward_ms + model.backward_ms)
     return passes + model.optimizer_ms + model.other_ms
-
-
-def _top_k_density(hook_name: str) -> float | None:
-    """Return the density of a top-k hook; None for other hooks."""
-    hook = parse_hook(hook_name)
-    return hook["density"] if hook["hook"] == TOP_K else None
 
 
 def _with_decoding_load(cost: HookCost, loads: Sequence[float]) -> HookCost:

@@ -39,7 +39,7 @@ class Judgement:
     """The result for one family of units."""
 
     effects: Floats
-    """Each unit's time over that of its typical peer, as a logarithm; NaN if unknown."""
+    """Logarithm of each unit's time divided by its typical peer's time; NaN if unknown."""
     launches: Floats
     """The effects in each launch, (launches, units)."""
     slow: Sequence[int]
@@ -66,10 +66,10 @@ def judge(values: Floats, *, alpha: float, is_minority: bool = True) -> Judgemen
     effects, launches = np.full(values.shape[1], np.nan), np.full(values.shape, np.nan)
     if len(complete) < FEWEST or not len(values):
         return Judgement(effects=effects, launches=launches, slow=())
-    chosen = values[:, complete]
-    error = _error(chosen)
-    peers = _peers(np.median(chosen, axis=0), error, 0.5 if is_minority else 0.25)
-    relative = chosen - np.median(chosen[:, peers], axis=1, keepdims=True)
+    complete_values = values[:, complete]
+    error = _error(complete_values)
+    peers = _peers(np.median(complete_values, axis=0), error, 0.5 if is_minority else 0.25)
+    relative = complete_values - np.median(complete_values[:, peers], axis=1, keepdims=True)
     medians = np.median(relative, axis=0)
     effects[complete], launches[:, complete] = medians, relative
     level = alpha / len(complete)
@@ -196,7 +196,7 @@ class Straggler:
     measured: str
     """The measured cases."""
     factor: float
-    """Its time over that of its typical peer."""
+    """Its time divided by its typical peer's time."""
     ci: tuple[float, float] | None
     """The factor's 95 % interval over launches; None for one launch."""
     steadiness: str

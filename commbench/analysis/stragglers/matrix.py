@@ -131,9 +131,9 @@ class Links:
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, chosen: Booleans) -> Links:
+    def __getitem__(self, mask: Booleans) -> Links:
         """Return the chosen links."""
-        return Links(source=self.source[chosen], target=self.target[chosen], values=self.values[:, chosen])
+        return Links(source=self.source[mask], target=self.target[mask], values=self.values[:, mask])
 
     def gathered(self, set_of_unit: Integers) -> Links:
         """Return the links between sets of units, each the median of its links."""
@@ -173,9 +173,9 @@ def grouped_quantile(values: Floats, group: Integers, groups: int, share: float)
     quantiles = np.full((len(values), groups), np.nan)
     for line, result in zip(values, quantiles, strict=True):
         is_valid = np.isfinite(line)
-        chosen, member = line[is_valid], group[is_valid]
+        valid_values, member = line[is_valid], group[is_valid]
         counts = np.bincount(member, minlength=groups)
-        ordered = chosen[np.lexsort((chosen, member))]
+        ordered = valid_values[np.lexsort((valid_values, member))]
         first = np.cumsum(counts) - counts
         position = first + np.maximum(np.ceil(share * counts).astype(np.int64) - 1, 0)
         result[counts > 0] = ordered[position[counts > 0]]
@@ -220,7 +220,7 @@ class _Search:
         hosts, ranks = len(self.names), len(self.host)
         hosts_with_pairs = int((self.per_host > 1).sum())
         has_three_ranks = bool((self.per_host >= FEWEST).any())
-        wanted: list[tuple[bool, Callable[[float], Family]]] = [
+        levels: list[tuple[bool, Callable[[float], Family]]] = [
             (hosts >= FEWEST, self._hosts),
             (hosts > 1 and hosts_with_pairs > 0 and ranks >= FEWEST, self._ranks),
             (hosts >= FEWEST, self._links),
@@ -228,7 +228,7 @@ class _Search:
             (has_three_ranks, self._ranks_within),
             (has_three_ranks, self._links_within),
         ]
-        return [level for is_wanted, level in wanted if is_wanted]
+        return [level for is_judgeable, level in levels if is_judgeable]
 
     # ------------------------------------------------------------------------------------------- between hosts
 
@@ -247,8 +247,8 @@ class _Search:
         links = self.inter.gathered(self.host)
         explained = np.isin(links.source, [host for host, way in self.ways.items() if way != "receives"])
         explained |= np.isin(links.target, [host for host, way in self.ways.items() if way != "sends"])
-        judged, family = self._single(links[~explained], self.names.__getitem__, alpha)
-        return merge_uplink(family, judged.source, judged.target, self.names, leave_out=set(self.ways))
+        judged_links, family = self._single(links[~explained], self.names.__getitem__, alpha)
+        return merge_uplink(family, judged_links.source, judged_links.target, self.names, leave_out=set(self.ways))
 
     # -------------------------------------------------------------------------------------------- within hosts
 
@@ -294,9 +294,9 @@ class _Search:
             return "both" if links.is_symmetric else _way(unit, sends, receives, judgement)
 
         def say(unit: int, judgement: Judgement) -> Words:
-            how, own = way(unit, judgement), name(unit)
-            touched = {"sends": [(own, ANY)], "receives": [(ANY, own)], "both": [(own, ANY), (ANY, own)]}
-            return Words(name=own, does=_DOES[how], links=touched[how])
+            how, label = way(unit, judgement), name(unit)
+            touched = {"sends": [(label, ANY)], "receives": [(ANY, label)], "both": [(label, ANY), (ANY, label)]}
+            return Words(name=label, does=_DOES[how], links=touched[how])
 
         family = make_family(kind, self.matrix.name, np.fmax(sends, receives), say, alpha)
         return family, {unit: way(unit, family.judgement) for unit in family.judgement.slow}
@@ -304,17 +304,17 @@ class _Search:
     def _single(self, links: Links, name: Callable[[int], str], alpha: float) -> tuple[Links, Family]:
         """Judge links one by one; return the judged links and the family. Symmetric links count once."""
         symmetric = links.is_symmetric
-        judged = links[links.source < links.target] if symmetric else links
+        judged_links = links[links.source < links.target] if symmetric else links
 
         def say(link: int, _: Judgement) -> Words:
-            ends = name(int(judged.source[link])), name(int(judged.target[link]))
+            ends = name(int(judged_links.source[link])), name(int(judged_links.target[link]))
             return Words(
                 name=f" {'-' if symmetric else '->'} ".join(ends),
                 does=" takes {} as long as the typical link",
                 links=[ends, ends[::-1]] if symmetric else [ends],
             )
 
-        return judged, make_family("link", self.matrix.name, judged.values, say, alpha, is_minority=False)
+        return judged_links, make_family("link", self.matrix.name, judged_links.values, say, alpha, is_minority=False)
 
     def _remarks(self) -> list[str]:
         """Return one sentence for each question that so few hosts or ranks leave open."""

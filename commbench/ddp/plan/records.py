@@ -69,7 +69,7 @@ class TrainingRecord:
     discarded: int = 0
     """Untimed steps at the beginning of a block, the most, in which buckets are rebuilt and times settle."""
     forward_ms: float | None = None
-    """Median over steps on the slowest rank; the same holds for ``backward_ms`` and ``optimizer_ms``."""
+    """Median over steps on the slowest rank; also for ``backward_ms`` and ``optimizer_ms``."""
     backward_ms: float | None = None
     optimizer_ms: float | None = None
     comm_ms: float | None = None

@@ -72,15 +72,15 @@ def chains(batch_size: int, *, seed: int, rank: int) -> list[Tensor]:
 
     Token t is followed by follower[t] with probability PREDICTABLE, else by a token drawn by Zipf's law.
     """
-    shared, own = generator(seed, STRUCTURE), generator(seed, DATA, rank)
-    follower = torch.randperm(VOCABULARY, generator=shared)
+    rule_rng, data_rng = generator(seed, STRUCTURE), generator(seed, DATA, rank)
+    follower = torch.randperm(VOCABULARY, generator=rule_rng)
     frequency = 1.0 / torch.arange(1, VOCABULARY + 1)
     count = DISTINCT_BATCHES * batch_size
-    drawn = torch.multinomial(frequency, count * (LENGTH + 1), replacement=True, generator=own).view(count, -1)
-    follows = torch.rand(drawn.shape, generator=own) < PREDICTABLE
+    tokens = torch.multinomial(frequency, count * (LENGTH + 1), replacement=True, generator=data_rng).view(count, -1)
+    follows = torch.rand(tokens.shape, generator=data_rng) < PREDICTABLE
     for place in range(1, LENGTH + 1):
-        drawn[:, place] = torch.where(follows[:, place], follower[drawn[:, place - 1]], drawn[:, place])
-    return list(drawn.split(batch_size))
+        tokens[:, place] = torch.where(follows[:, place], follower[tokens[:, place - 1]], tokens[:, place])
+    return list(tokens.split(batch_size))
 
 
 # ----------------------------------------------------------------------------------------------------------------- text
@@ -92,9 +92,9 @@ def text(*, seed: int, rank: int, batch_size: int = TEXT_BATCH) -> Workload:
     Raises:
         InputError: this Python lacks its documentation.
     """
-    written = documentation()
-    train = written[: int(len(written) * (1 - HELD_OUT))]
-    held_out = windows(written[len(train) :], torch.linspace(0, len(written) - len(train) - LENGTH - 1, WINDOWS).long())
+    corpus = documentation()
+    train = corpus[: int(len(corpus) * (1 - HELD_OUT))]
+    held_out = windows(corpus[len(train) :], torch.linspace(0, len(corpus) - len(train) - LENGTH - 1, WINDOWS).long())
 
     def make(number: int) -> Tensor:
         starts = torch.randint(len(train) - LENGTH, (batch_size,), generator=generator(seed, DATA, rank, number))

@@ -103,9 +103,9 @@ def labelled_patterns(shape: Sequence[int], batch_size: int, *, strength: float,
     Inputs are (batch_size, *shape). The noise is Gaussian with deviation 1, the patterns with deviation ``strength``.
     """
     patterns = strength * torch.randn(CLASSES, *shape, generator=generator(seed, STRUCTURE))
-    own = generator(seed, DATA, rank)
+    data_rng = generator(seed, DATA, rank)
     batches = []
     for _ in range(DISTINCT_BATCHES):
-        labels = torch.randint(CLASSES, (batch_size,), generator=own)
-        batches.append((patterns[labels] + torch.randn(batch_size, *shape, generator=own), labels))
+        labels = torch.randint(CLASSES, (batch_size,), generator=data_rng)
+        batches.append((patterns[labels] + torch.randn(batch_size, *shape, generator=data_rng), labels))
     return cycled(batches)

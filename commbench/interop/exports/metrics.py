@@ -183,13 +183,13 @@ def metrics_of(run: Run) -> list[Sample]:
 def _of_run(run: Run) -> Iterable[Sample]:
     info = run.info
     environment = info.get("environment") or {}
-    stated: dict[str, Any] = {
+    entries: dict[str, Any] = {
         **info,
         "run": info.get("run_id", ""),
         "version": (environment.get("versions") or {}).get("commbench", ""),
         "emulated": "yes" if environment.get("emulated") else "no",
     }
-    yield _sample("commbench_run_info", {name: stated.get(name, "") for name in _RUN_INFO})
+    yield _sample("commbench_run_info", {name: entries.get(name, "") for name in _RUN_INFO})
     if (began := began_s(info)) is not None:
         yield _sample("commbench_run_start_timestamp_seconds", value=began)
     yield _sample("commbench_run_complete", value=float(is_complete(info)))

@@ -139,20 +139,20 @@ def _best_choice(rows: Sequence[Row]) -> Choice | None:
     """Return the choice whose smallest gain over NCCL's own choice is largest, at one size; None without one."""
     shares: defaultdict[Choice, list[float]] = defaultdict(list)
     for alike in rows_by(rows, attrgetter(*_CONDITIONS)).values():
-        own = next((row for row in alike if not row.algorithm_requested), None)
+        own_choice_row = next((row for row in alike if not row.algorithm_requested), None)
         for row in alike:
             choice = _measured_choice(row)
             if row.algorithm_requested and choice is not None:
-                shares[choice].append(_share(row, own))
+                shares[choice].append(_share(row, own_choice_row))
     largest_shares = {choice: max(members) for choice, members in shares.items() if max(members) < 1}
     return min(largest_shares, key=lambda choice: largest_shares[choice], default=None)
 
 
-def _share(row: Row, own: Row | None) -> float:
-    """Return the largest ratio of the row's time to that of NCCL's own choice that their intervals allow."""
-    if own is None or own.time_us_ci_low is None or row.time_us_ci_high is None:
+def _share(row: Row, own_choice_row: Row | None) -> float:
+    """Return the largest ratio of the row's time to the time of NCCL's own choice within both intervals."""
+    if own_choice_row is None or own_choice_row.time_us_ci_low is None or row.time_us_ci_high is None:
         return math.inf
-    return row.time_us_ci_high / own.time_us_ci_low
+    return row.time_us_ci_high / own_choice_row.time_us_ci_low
 
 
 def _measured_choice(row: Row) -> Choice | None:

@@ -78,7 +78,7 @@ def tables_of(run: Run) -> list[Table]:
     """Return the tables of a run that have at least one row."""
     samples = [(record.case, record.launch, record.times_us) for record in run.records]
     steps = [(record.case, record.launch, record.step_ms) for record in run.training_records]
-    made = [
+    tables = [
         _documented("collectives", run.collectives, Row),
         _documented("overlap", run.overlap, OverlapRow),
         _documented("pairs", run.pairs, PairRow),
@@ -88,7 +88,7 @@ def tables_of(run: Run) -> list[Table]:
         _samples("repetitions", ("repetition", "time_us"), Case, samples),
         _samples("steps", ("step", "step_ms"), TrainingCase, steps),
     ]
-    return [table for table in made if len(table.frame)]
+    return [table for table in tables if len(table.frame)]
 
 
 def _documented(name: str, frame: DataFrame, row_class: type[Any]) -> Table:
@@ -104,8 +104,8 @@ def _samples(
     dtypes = {**column_dtypes(case_class), "launch": "Int64", number: "Int64", value: "Float64"}
     columns: dict[str, list[object]] = {column: [] for column in dtypes}
     for case, launch, values in records:
-        for column, stated in dataclasses.asdict(case).items():
-            columns[column] += [stated] * len(values)
+        for column, field_value in dataclasses.asdict(case).items():
+            columns[column] += [field_value] * len(values)
         columns["launch"] += [launch] * len(values)
         columns[number] += range(len(values))
         columns[value] += values

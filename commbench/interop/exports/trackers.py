@@ -167,14 +167,14 @@ def _conditions(info: RunInfo) -> dict[str, str]:
     """Return the tags of a run: suite, status, command, hosts and versions."""
     environment = info.get("environment") or {}
     hosts = environment.get("hosts") or []
-    stated = {
+    conditions = {
         **{name: info.get(name) for name in ("suite", "status", "launcher", "world_size", "nodes", "git_commit")},
         "command": shlex.join(map(str, info.get("argv") or [])),
         "hosts": ", ".join(str(host.get("hostname")) for host in hosts),
         **(environment.get("versions") or {}),
         "emulated": "yes" if environment.get("emulated") else "no",
     }
-    return {f"commbench.{name}": str(value) for name, value in stated.items() if value not in {None, ""}}
+    return {f"commbench.{name}": str(value) for name, value in conditions.items() if value not in {None, ""}}
 
 
 def _log_trial(trial: Trial, run_id: str, began_ms: int, client: Any) -> None:  # noqa: ANN401 - MLflow's client
@@ -228,13 +228,13 @@ def _write_trial(trial: Trial, folder: Path, wall_time: float) -> None:
     hyperparameters = import_optional(
         "tensorboard.plugins.hparams.summary_v2", package="tensorboard", style="tensorboard"
     )
-    chosen = hyperparameters.hparams_pb(dict(trial.settings), trial_id=trial.name, start_time_secs=wall_time)
+    hparams_summary = hyperparameters.hparams_pb(dict(trial.settings), trial_id=trial.name, start_time_secs=wall_time)
     writer = writers.EventFileWriter(str(folder), filename_suffix=SUFFIX)
 
     def write(summary: Any, step: int) -> None:  # noqa: ANN401 - TensorBoard's
         writer.add_event(events.Event(wall_time=wall_time, step=step, summary=summary))
 
-    write(chosen, 0)
+    write(hparams_summary, 0)
     for point in trial.points:
         value = summaries.Summary.Value(tag=point.metric, simple_value=point.value)
         write(summaries.Summary(value=[value]), point.step)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from commbench.engine.records import Record
 from commbench.errors import InputError, check_choice
 from commbench.interop.imports import imb, nccl_json, nccl_tests, osu, param
-from commbench.interop.imports.reading import Asked, Place, Reading
+from commbench.interop.imports.reading import ImportOptions, Place, Reading
 from commbench.schema import JsonObject
 
 
@@ -24,7 +24,7 @@ class Tool:
     """The tool's usual name."""
     recognises: Callable[[str], bool]
     """Whether a text has this format."""
-    read: Callable[[str, str, Asked], Reading]
+    read: Callable[[str, str, ImportOptions], Reading]
     """Reads a text, given its name and the options of the import."""
 
 
@@ -40,15 +40,15 @@ TOOLS = {
 }
 
 
-def find_tool(text: str, name: str, asked: str | None = None) -> Tool:
-    """Return the tool that wrote a text, or the tool named by ``asked``.
+def find_tool(text: str, name: str, tool_name: str | None = None) -> Tool:
+    """Return the tool that wrote a text, or the tool named by ``tool_name``.
 
     Raises:
         InputError: there is no such tool, or no tool recognises the text.
     """
-    if asked is not None:
-        check_choice("tool", asked, TOOLS)
-        return TOOLS[asked]
+    if tool_name is not None:
+        check_choice("tool", tool_name, TOOLS)
+        return TOOLS[tool_name]
     recognising = next((tool for tool in TOOLS.values() if tool.recognises(text)), None)
     if recognising is None:
         titles = list(dict.fromkeys(tool.title for tool in TOOLS.values()))
@@ -90,7 +90,7 @@ class Imported:
     """Tool and reading of each output, in the given order."""
 
 
-def import_outputs(sources: Sequence[Source], *, tool: str | None = None, asked: Asked) -> Imported:
+def import_outputs(sources: Sequence[Source], *, tool: str | None = None, options: ImportOptions) -> Imported:
     """Read outputs of other tools; each further occurrence of a case, in any output, is a further launch.
 
     Raises:
@@ -104,7 +104,7 @@ def import_outputs(sources: Sequence[Source], *, tool: str | None = None, asked:
             raise InputError(f"{source.name} has {len(source.data)} bytes and is no output of a tool; give its output.")
         text = source.text
         source_tool = find_tool(text, source.name, tool)
-        readings.append((source_tool, source_tool.read(text, source.name, asked)))
+        readings.append((source_tool, source_tool.read(text, source.name, options)))
     records = _with_launch_numbers([record for _, reading in readings for record in reading.records])
     if not records:
         reasons = [reason for _, reading in readings for reason in reading.left_out]
@@ -123,21 +123,21 @@ def import_outputs(sources: Sequence[Source], *, tool: str | None = None, asked:
 
 
 def _check_distinct(sources: Sequence[Source]) -> None:
-    known: dict[str, str] = {}
+    names: dict[str, str] = {}
     for source in sources:
-        if source.sha256 in known:
+        if source.sha256 in names:
             raise InputError(
-                f"{known[source.sha256]} and {source.name} are the same output, which is one launch; name it once."
+                f"{names[source.sha256]} and {source.name} are the same output, which is one launch; name it once."
             )
-        known[source.sha256] = source.name
+        names[source.sha256] = source.name
 
 
 def _with_launch_numbers(records: Iterable[Record]) -> list[Record]:
     """Return the records with the launches of each case numbered from 0."""
-    seen: dict[tuple[str, int], list[Record]] = {}
+    launches_by_case: dict[tuple[str, int], list[Record]] = {}
     numbered = []
     for record in records:
-        launches = seen.setdefault((record.case.key, record.group_size), [])
+        launches = launches_by_case.setdefault((record.case.key, record.group_size), [])
         _check_alike(record, launches[:1])
         launches.append(record)
         numbered.append(dataclasses.replace(record, launch=len(launches) - 1))
@@ -166,9 +166,9 @@ def _with_world_size(record: Record, most: int) -> Record:
     return dataclasses.replace(record, case=dataclasses.replace(record.case, world_size=record.group_size))
 
 
-def _layout(stated: Sequence[Sequence[Place]]) -> JsonObject:
+def _layout(places_by_output: Sequence[Sequence[Place]]) -> JsonObject:
     """Return the hosts of the ranks as entries of ``run.json``, if stated and equal in all outputs."""
-    hosts = {tuple(place.host for place in sorted(places, key=lambda place: place.rank)) for places in stated}
+    hosts = {tuple(place.host for place in sorted(places, key=lambda place: place.rank)) for places in places_by_output}
     if len(hosts) != 1:
         return {}
     (by_rank,) = hosts

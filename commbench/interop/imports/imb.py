@@ -13,7 +13,7 @@ from commbench.interop.imports.reading import (
     DTYPES_BY_MPI_NAME,
     PAIR_MEAN,
     SLOWEST_RANK,
-    Asked,
+    ImportOptions,
     LeftOutError,
     Reading,
     Timed,
@@ -57,7 +57,7 @@ def recognises(text: str) -> bool:
     return bool(re.search(r"^\S*\s*#\s+(Intel ?\(R\) MPI Benchmarks|Benchmarking \w+)", text, re.MULTILINE))
 
 
-def read(text: str, name: str, asked: Asked) -> Reading:
+def read(text: str, name: str, options: ImportOptions) -> Reading:
     """Read the output of IMB-MPI1, which states the number of processes of each table.
 
     Raises:
@@ -65,29 +65,29 @@ def read(text: str, name: str, asked: Asked) -> Reading:
     """
     reading = Reading(name=name)
     benchmarks = _benchmarks(text, reading)
-    stated = [benchmark.processes for benchmark in benchmarks if benchmark.processes]
-    if stated and asked.ranks not in {None, *stated}:
-        reading.ranks(asked, max(stated), "its largest table")
+    table_ranks = [benchmark.processes for benchmark in benchmarks if benchmark.processes]
+    if table_ranks and options.ranks not in {None, *table_ranks}:
+        reading.ranks(options, max(table_ranks), "its largest table")
     for benchmark in benchmarks:
         with reading.noting():
-            _read_benchmark(benchmark, reading, asked)
+            _read_benchmark(benchmark, reading, options)
     if "All processes entering MPI_Finalize" not in text:
         reading.leave_out("the output does not say that it is complete, so that lines may be missing")
     return reading
 
 
 def _benchmarks(text: str, reading: Reading) -> list[Benchmark]:
-    found: list[Benchmark] = []
+    benchmarks: list[Benchmark] = []
     settings: dict[str, str] = {}
     for place, line in whole_lines(text, reading):
         if version := re.match(r"#\s+Intel ?\(R\) MPI Benchmarks ([\d.]+)", line):
             reading.version = version[1]
         settings |= {name: match[1] for name, what in _SETTINGS.items() if (match := what.match(line))}
         if begin := re.match(r"#\s*Benchmarking (\S+)", line):
-            found.append(Benchmark(name=begin[1], settings=dict(settings)))
-        elif found:
-            _read_line(place, line, found[-1])
-    return found
+            benchmarks.append(Benchmark(name=begin[1], settings=dict(settings)))
+        elif benchmarks:
+            _read_line(place, line, benchmarks[-1])
+    return benchmarks
 
 
 def _read_line(place: int, line: str, benchmark: Benchmark) -> None:
@@ -102,7 +102,7 @@ def _read_line(place: int, line: str, benchmark: Benchmark) -> None:
         benchmark.rows.append((place, words))
 
 
-def _read_benchmark(benchmark: Benchmark, reading: Reading, asked: Asked) -> None:
+def _read_benchmark(benchmark: Benchmark, reading: Reading, options: ImportOptions) -> None:
     name = benchmark.name
     if name not in OPERATIONS_BY_NAME:
         raise LeftOutError(f"IMB's {name} is left out: {_UNLIKE.get(name, 'commbench has no such operation')}")
@@ -112,12 +112,12 @@ def _read_benchmark(benchmark: Benchmark, reading: Reading, asked: Asked) -> Non
     shared = {
         "operation": operation.name,
         "backend": "mpi",
-        "ranks": benchmark.processes or reading.ranks(asked, None, name),
+        "ranks": benchmark.processes or reading.ranks(options, None, name),
         "time": PAIR_MEAN if operation.kind == "pair" else SLOWEST_RANK,
         "in_place": False,
         "root": 0,
         "buffers": "rotated" if operation.moves_data and "off_cache" in benchmark.settings else "hot",
-        **_elements(benchmark, operation, reading, asked),
+        **_elements(benchmark, operation, reading, options),
     }
     if operation.rooted:
         reading.assume("the root was rank 0, IMB's default (-root_shift off)")
@@ -126,11 +126,13 @@ def _read_benchmark(benchmark: Benchmark, reading: Reading, asked: Asked) -> Non
             reading.records.append(_timed(place, words, benchmark.columns, operation, shared).record())
 
 
-def _elements(benchmark: Benchmark, operation: Operation, reading: Reading, asked: Asked) -> dict[str, str | None]:
+def _elements(
+    benchmark: Benchmark, operation: Operation, reading: Reading, options: ImportOptions
+) -> dict[str, str | None]:
     """Return the fields of `Timed` for element type and reduction."""
     if not operation.moves_data:
         return {"dtype": None}
-    name = benchmark.settings.get("reduced" if operation.reduces else "dtype", asked.dtype)
+    name = benchmark.settings.get("reduced" if operation.reduces else "dtype", options.dtype)
     if name is None:
         name = "MPI_FLOAT" if operation.reduces else "MPI_BYTE"
         reading.assume(f"elements of {operation.name} were {name}, IMB's default (else --dtype)")

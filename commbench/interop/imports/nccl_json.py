@@ -17,7 +17,15 @@ from commbench.interop.imports.nccl_tests import (
     stated_ranks,
     timed_half,
 )
-from commbench.interop.imports.reading import RANK_MEAN, SLOWEST_RANK, Asked, LeftOutError, Place, Reading, number
+from commbench.interop.imports.reading import (
+    RANK_MEAN,
+    SLOWEST_RANK,
+    ImportOptions,
+    LeftOutError,
+    Place,
+    Reading,
+    number,
+)
 from commbench.schema import JsonMapping, JsonObject, check_as
 
 
@@ -67,7 +75,7 @@ def recognises(text: str) -> bool:
     return head.startswith("{") and '"nccl_version"' in text and '"results"' in text
 
 
-def read(text: str, name: str, asked: Asked) -> Reading:
+def read(text: str, name: str, options: ImportOptions) -> Reading:
     """Read the JSON of one test; of a file that is cut off, read the complete results.
 
     Raises:
@@ -79,7 +87,7 @@ def read(text: str, name: str, asked: Asked) -> Reading:
     except InputError as error:
         raise InputError(f"{name} is no JSON of nccl-tests ({error}).") from error
     with reading.noting():
-        _read_report(report, reading, asked)
+        _read_report(report, reading, options)
     return reading
 
 
@@ -88,7 +96,7 @@ def _whole(text: str, reading: Reading) -> Any:  # noqa: ANN401 - JSON
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        ends = [found.end() for found in re.finditer(r"\}(?=\s*,\s*\{\s*\"size\")|\}(?=\s*,?\s*$)", text)]
+        ends = [match.end() for match in re.finditer(r"\}(?=\s*,\s*\{\s*\"size\")|\}(?=\s*,?\s*$)", text)]
         for end in reversed(ends[-2:]):
             try:
                 part = json.loads(text[:end] + "]}")
@@ -99,14 +107,14 @@ def _whole(text: str, reading: Reading) -> Any:  # noqa: ANN401 - JSON
         raise InputError(str(error)) from error
 
 
-def _read_report(report: JsonMapping, reading: Reading, asked: Asked) -> None:
+def _read_report(report: JsonMapping, reading: Reading, options: ImportOptions) -> None:
     config = report.get("config", {})
     program = PurePath(next(iter(report.get("args", ())), "")).name.removesuffix("_mpi")
-    operation = operation_of(program, reading.name, asked)
+    operation = operation_of(program, reading.name, options)
     places = _places(config)
     if len({device.get("group", 0) for device in config.get("devices", ())}) > 1:
         raise LeftOutError("several groups ran at the same time and only their average is written")
-    ranks = reading.ranks(asked, stated_ranks(places), operation)
+    ranks = reading.ranks(options, stated_ranks(places), operation)
     reading.places |= {ranks: places} if places else {}
     if reading.version == "" and "version" in report:
         reading.version = f"JSON {report['version']}"
@@ -140,15 +148,15 @@ def _read_report(report: JsonMapping, reading: Reading, asked: Asked) -> None:
 def _option(report: JsonMapping, short: str, long: str) -> str | None:
     """Return the last value of an option; None if the option is missing."""
     words = report.get("args", ())
-    given = None
+    option_value = None
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word in {short, long}:
-            given = following
+            option_value = following
         elif word.startswith(f"{long}="):
-            given = word.partition("=")[2]
+            option_value = word.partition("=")[2]
         elif re.fullmatch(rf"{short}\d+", word):
-            given = word.removeprefix(short)
-    return given
+            option_value = word.removeprefix(short)
+    return option_value
 
 
 def _time(average: str | None) -> str:

@@ -15,7 +15,7 @@ from commbench.interop.imports.reading import (
     PRINTED_BY_COMMBENCH,
     RANK_MEAN,
     SLOWEST_RANK,
-    Asked,
+    ImportOptions,
     LeftOutError,
     OwnSetting,
     Place,
@@ -88,7 +88,7 @@ def _lines(text: str) -> list[tuple[int, str]]:
     return list(whole_lines(text, Reading(name="")))
 
 
-def read(text: str, name: str, asked: Asked) -> Reading:
+def read(text: str, name: str, options: ImportOptions) -> Reading:
     """Read the output of one or more tests.
 
     Raises:
@@ -104,7 +104,7 @@ def read(text: str, name: str, asked: Asked) -> Reading:
                     "several processes each ran alone, as where nccl-tests was built without MPI=1; what one GPU "
                     "measured is imported from an output of its own"
                 )
-            _read_block(block, reading, asked)
+            _read_block(block, reading, options)
     return reading
 
 
@@ -124,25 +124,25 @@ def split_blocks(text: str, reading: Reading) -> list[Block]:
 
 def _read_comment(line: str, block: Block) -> None:  # noqa: C901 - one branch for each kind of line
     """Parse a line above or below a table."""
-    if found := re.match(r"# nccl-tests version (\S+).* nccl-library=(\d+)", line):
-        block.version, block.library = found[1], f"NCCL {nccl_version(int(found[2]))}"
-    elif found := re.match(r"# Collective test starting: (\S+)", line):
-        block.program = found[1].removesuffix("_mpi")
+    if match := re.match(r"# nccl-tests version (\S+).* nccl-library=(\d+)", line):
+        block.version, block.library = match[1], f"NCCL {nccl_version(int(match[2]))}"
+    elif match := re.match(r"# Collective test starting: (\S+)", line):
+        block.program = match[1].removesuffix("_mpi")
     elif line.startswith("# nThread"):
-        block.settings = {name: int(found[1]) for name, what in _SETTINGS.items() if (found := what.search(line))}
-    elif found := re.match(r"# Blocking Enabled: (.*)", line):
-        block.blocking = 2 if "no barrier" in found[1] else 1
-    elif found := _RANK.match(line):
-        block.groups.add(int(found[2] or 0))
-        block.places.append(Place(rank=int(found[1]), host=found[3], device=found[4].strip()))
+        block.settings = {name: int(match[1]) for name, what in _SETTINGS.items() if (match := what.search(line))}
+    elif match := re.match(r"# Blocking Enabled: (.*)", line):
+        block.blocking = 2 if "no barrier" in match[1] else 1
+    elif match := _RANK.match(line):
+        block.groups.add(int(match[2] or 0))
+        block.places.append(Place(rank=int(match[1]), host=match[3], device=match[4].strip()))
     elif line.startswith(f"# {PRINTED_BY_COMMBENCH}"):
         block.own = True
     elif block.own and (setting := own_setting(line)):
         block.setting = setting
     elif _TABLE.match(line):
         block.columns = line.lstrip("# ").split()
-    elif found := re.match(r"# Out of bounds values : (\d+)", line):
-        block.out_of_bounds = int(found[1])
+    elif match := re.match(r"# Out of bounds values : (\d+)", line):
+        block.out_of_bounds = int(match[1])
     elif line.startswith("# Avg bus bandwidth"):
         block.ended = True
 
@@ -153,16 +153,16 @@ def nccl_version(code: int) -> str:
     return f"{code // scale}.{code % scale // 100}.{code % 100}"
 
 
-def operation_of(program: str, name: str, asked: Asked) -> str:
+def operation_of(program: str, name: str, options: ImportOptions) -> str:
     """Return the operation that a program of nccl-tests measures.
 
     Raises:
         InputError: the operation is neither stated nor given by --operation.
         LeftOutError: commbench has no such operation.
     """
-    if not program and asked.operation is None:
+    if not program and options.operation is None:
         raise InputError(f"{name} does not say which operation was timed; say so with --operation.")
-    operation = OPERATIONS_BY_PROGRAM.get(program) if program else asked.operation
+    operation = OPERATIONS_BY_PROGRAM.get(program) if program else options.operation
     if operation is None:
         raise LeftOutError(f"{program} of nccl-tests has no counterpart in commbench")
     return operation
@@ -188,21 +188,21 @@ def cadence_of(blocking: int, reading: Reading) -> str:
     return "none"
 
 
-def _read_block(block: Block, reading: Reading, asked: Asked) -> None:
+def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
     if "cputime" in block.columns:
         raise LeftOutError("times are of the CPU only (-C)")
     if len(block.groups) > 1:
         raise LeftOutError(f"{len(block.groups)} groups ran at the same time and only their average is printed")
-    operation = operation_of(block.program, reading.name, asked)
-    own = block.setting
-    ranks = reading.ranks(asked, own.ranks if own else stated_ranks(block.places), operation)
+    operation = operation_of(block.program, reading.name, options)
+    setting = block.setting
+    ranks = reading.ranks(options, setting.ranks if setting else stated_ranks(block.places), operation)
     reading.version = reading.version or block.version
     if stated_ranks(block.places) == ranks:
         reading.places[ranks] = block.places
     if not block.ended:
         reading.leave_out(f"the table of {operation} has no footer, so that lines may be missing")
-    shared = {"operation": operation, "ranks": ranks, "backend": own.backend if own else "nccl"}
-    shared |= {"pattern": own.pattern if own else "flat", **_conditions(block, reading)}
+    shared = {"operation": operation, "ranks": ranks, "backend": setting.backend if setting else "nccl"}
+    shared |= {"pattern": setting.pattern if setting else "flat", **_conditions(block, reading)}
     for place, words in block.rows:
         with reading.noting():
             reading.records += [timed.record() for timed in _halves(place, words, block, shared, reading)]

@@ -17,7 +17,7 @@ from commbench.interop.imports.reading import (
     PRINTED_BY_COMMBENCH,
     RANK_MEAN,
     SLOWEST_RANK,
-    Asked,
+    ImportOptions,
     LeftOutError,
     OwnSetting,
     Reading,
@@ -82,7 +82,7 @@ def recognises(text: str) -> bool:
     return any(_TITLE.match(line) for _, line in whole_lines(text, Reading(name="")))
 
 
-def read(text: str, name: str, asked: Asked) -> Reading:
+def read(text: str, name: str, options: ImportOptions) -> Reading:
     """Read the output of one or more tests.
 
     Raises:
@@ -91,15 +91,15 @@ def read(text: str, name: str, asked: Asked) -> Reading:
     reading = Reading(name=name)
     for test in _tests(text, reading):
         with reading.noting():
-            _read_test(test, reading, asked)
+            _read_test(test, reading, options)
     return reading
 
 
 def _tests(text: str, reading: Reading) -> list[Test]:
     tests: list[Test] = []
     for place, line in whole_lines(text, reading):
-        if found := _TITLE.match(line):
-            tests.append(Test(suite=found[1], library=found[2], title=found[3], version=found[4] or ""))
+        if match := _TITLE.match(line):
+            tests.append(Test(suite=match[1], library=match[2], title=match[3], version=match[4] or ""))
         elif not tests:
             continue
         elif line.startswith("#"):
@@ -113,10 +113,10 @@ def _tests(text: str, reading: Reading) -> list[Test]:
 
 def _read_comment(line: str, test: Test) -> None:
     """Parse a line above a table."""
-    if found := re.match(rf"{_DATATYPE} (\S+?)\.?\s*$", line):
-        test.dtype = found[1]
-    elif found := re.match(r"# .* on (\w+) \(\w\) and .* on (\w+) \(\w\)", line):
-        test.on_host = {found[1], found[2]} == {"HOST"}
+    if match := re.match(rf"{_DATATYPE} (\S+?)\.?\s*$", line):
+        test.dtype = match[1]
+    elif match := re.match(r"# .* on (\w+) \(\w\) and .* on (\w+) \(\w\)", line):
+        test.on_host = {match[1], match[2]} == {"HOST"}
     elif line.startswith(f"# {PRINTED_BY_COMMBENCH}"):
         test.own = True
     elif test.own and (setting := own_setting(line)):
@@ -126,7 +126,7 @@ def _read_comment(line: str, test: Test) -> None:
         test.columns = [*columns, *([rest] if rest else [])]
 
 
-def _read_test(test: Test, reading: Reading, asked: Asked) -> None:
+def _read_test(test: Test, reading: Reading, options: ImportOptions) -> None:
     operation = OPERATIONS_BY_TITLE.get(_short(test.title))
     library, _, device = test.library.partition("-")
     if operation is None or (not test.own and library not in _LIBRARIES):  # MPI_Put is a library by OSU's titles
@@ -139,9 +139,11 @@ def _read_test(test: Test, reading: Reading, asked: Asked) -> None:
     if unknown:
         raise LeftOutError(f"OSU's {test.title!r} has columns that are unknown to commbench ({unknown[0]})")
     reading.version = reading.version or f"{test.suite} {test.version}".strip()
-    stated = test.setting.ranks if test.setting else 2 if operation.kind == "pair" else None
-    ranks = stated if operation.kind == "pair" and not test.own else reading.ranks(asked, stated, operation.name)
-    shared = _shared(test, operation, int(ranks or 0), reading, asked)
+    test_ranks = test.setting.ranks if test.setting else 2 if operation.kind == "pair" else None
+    ranks = (
+        test_ranks if operation.kind == "pair" and not test.own else reading.ranks(options, test_ranks, operation.name)
+    )
+    shared = _shared(test, operation, int(ranks or 0), reading, options)
     operation = importable_operation(operation.name, shared["pattern"], shared["ranks"])
     for place, words in test.rows:
         with reading.noting():
@@ -150,41 +152,41 @@ def _read_test(test: Test, reading: Reading, asked: Asked) -> None:
             reading.records.append(_timed(test, operation, words, shared).record())
 
 
-def _shared(test: Test, operation: Operation, ranks: int, reading: Reading, asked: Asked) -> dict[str, Any]:
+def _shared(test: Test, operation: Operation, ranks: int, reading: Reading, options: ImportOptions) -> dict[str, Any]:
     """Return the fields of `Timed` that all lines of a test share, and note the assumptions for them."""
-    own = test.setting
+    setting = test.setting
     conditions: dict[str, Any] = {}
     library, _, device = test.library.partition("-")
     if operation.windowed and not test.own:
         reading.assume(f"{WINDOW_MESSAGES} messages were in flight, OSU's default (-W)")
         conditions["window"] = WINDOW_MESSAGES
-    if test.suite == "OSU" and library == "MPI" and not own:
+    if test.suite == "OSU" and library == "MPI" and not setting:
         conditions["device"] = device if device and not test.on_host else "cpu"
-    if operation.has_in_place and not own:
+    if operation.has_in_place and not setting:
         reading.assume("collectives were out of place, OSU's default (-l)")
-    if operation.rooted and not own:
+    if operation.rooted and not setting:
         reading.assume("the root was rank 0, OSU's default (-k)")
-    collective = operation.kind == "collective" and not own
+    collective = operation.kind == "collective" and not setting
     return {
         "operation": operation.name,
-        "backend": own.backend if own else library.lower(),
+        "backend": setting.backend if setting else library.lower(),
         "ranks": ranks,
-        "pattern": own.pattern if own else "flat",
-        "dtype": _dtype(test, operation, reading, asked) if operation.moves_data else None,
-        "redop": (own.redop if own else "sum") if operation.reduces else None,
-        "root": own.root if own else 0,
-        "in_place": own.in_place if own else False,
-        **(own.manner if own else {"sync": "none" if test.suite == "OMB-Py" and collective else "auto"}),
+        "pattern": setting.pattern if setting else "flat",
+        "dtype": _dtype(test, operation, reading, options) if operation.moves_data else None,
+        "redop": (setting.redop if setting else "sum") if operation.reduces else None,
+        "root": setting.root if setting else 0,
+        "in_place": setting.in_place if setting else False,
+        **(setting.manner if setting else {"sync": "none" if test.suite == "OMB-Py" and collective else "auto"}),
         "conditions": conditions | ({"sync": "barrier"} if collective and test.suite == "OSU" else {}),
     }
 
 
-def _dtype(test: Test, operation: Operation, reading: Reading, asked: Asked) -> str:
+def _dtype(test: Test, operation: Operation, reading: Reading, options: ImportOptions) -> str:
     """Return the element type: stated, else of --dtype, else OSU's default."""
     if test.dtype is not None:
         return _DTYPES.get(test.dtype, test.dtype)
-    if asked.dtype is not None:
-        return asked.dtype
+    if options.dtype is not None:
+        return options.dtype
     dtype = "float32" if operation.reduces or test.suite == "OMB-Py" else "int8"
     default = f"{test.suite}'s default (else --dtype)"
     reading.assume(f"elements of {operation.name} were {DTYPES[dtype].mpi_name} ({dtype}), {default}")

@@ -10,7 +10,7 @@ from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.errors import InputError
 from commbench.interop.imports.reading import (
     SLOWEST_RANK,
-    Asked,
+    ImportOptions,
     LeftOutError,
     Reading,
     Timed,
@@ -35,7 +35,7 @@ def recognises(text: str) -> bool:
     return "COMMS-RES" in text
 
 
-def read(text: str, name: str, asked: Asked) -> Reading:
+def read(text: str, name: str, options: ImportOptions) -> Reading:
     """Read the output of PARAM.
 
     Raises:
@@ -45,14 +45,14 @@ def read(text: str, name: str, asked: Asked) -> Reading:
     columns: list[str] = []
     world_size: int | None = None
     for place, line in whole_lines(text, reading):
-        if found := re.search(r"world_size:?\s*=?\s*(\d+)", line):
-            world_size = int(found[1])
+        if match := re.search(r"world_size:?\s*=?\s*(\d+)", line):
+            world_size = int(match[1])
         elif "COMMS-RES-QUANT" in line:
             reading.leave_out("times of quantised communication cannot be imported")
         elif result := _RESULT.match(line):
             with reading.noting():
                 reading.records.append(
-                    _timed(place, result, columns, world_size=world_size, reading=reading, asked=asked).record()
+                    _timed(place, result, columns, world_size=world_size, reading=reading, options=options).record()
                 )
         elif heading := _HEADING.match(line):
             columns = _COLUMN.findall(heading["columns"])
@@ -60,7 +60,13 @@ def read(text: str, name: str, asked: Asked) -> Reading:
 
 
 def _timed(
-    place: int, result: re.Match[str], columns: Sequence[str], *, world_size: int | None, reading: Reading, asked: Asked
+    place: int,
+    result: re.Match[str],
+    columns: Sequence[str],
+    *,
+    world_size: int | None,
+    reading: Reading,
+    options: ImportOptions,
 ) -> Timed:
     """Parse one result.
 
@@ -78,20 +84,20 @@ def _timed(
     if "Max" not in line:
         raise LeftOutError(f"line {place} does not state the slowest rank's time")
     operation = _OPERATIONS[name]
-    ranks = reading.ranks(asked, world_size, operation.name)
+    ranks = reading.ranks(options, world_size, operation.name)
     if operation.rooted:
         reading.assume("the root was rank 0, PARAM's default")
     reading.assume("operations were timed back to back, as is PARAM's default (--z 0)")
-    if asked.backend is None:
+    if options.backend is None:
         reading.assume("the backend was nccl, PARAM's default (else --backend)")
     return Timed(
         operation=operation.name,
-        backend=asked.backend or "nccl",
+        backend=options.backend or "nccl",
         ranks=ranks,
         message_bytes=whole_number(words[0]),
         time_us=number(line["Max"]),
         time=SLOWEST_RANK,
-        dtype=_dtype(result["dtype"], line, operation, ranks=ranks, reading=reading, asked=asked),
+        dtype=_dtype(result["dtype"], line, operation, ranks=ranks, reading=reading, options=options),
         redop="sum",
         root=0,
         in_place=operation.default_in_place,  # torch.distributed has no other
@@ -101,15 +107,21 @@ def _timed(
 
 
 def _dtype(
-    stated: str | None, line: Mapping[str, str], operation: Operation, *, ranks: int, reading: Reading, asked: Asked
+    dtype_name: str | None,
+    line: Mapping[str, str],
+    operation: Operation,
+    *,
+    ranks: int,
+    reading: Reading,
+    options: ImportOptions,
 ) -> str:
     """Return the element type: stated, else of --dtype, else PARAM's default if elements have its size.
 
     Raises:
         InputError: none of these applies.
     """
-    if stated or asked.dtype:
-        return str(stated or asked.dtype)
+    if dtype_name or options.dtype:
+        return str(dtype_name or options.dtype)
     elements = int(number(line.get("nElementsPerRank", "0"))) * (ranks if operation.divided else 1)
     default = DTYPES["float32"]
     if elements * default.itemsize != whole_number(next(iter(line.values()))):

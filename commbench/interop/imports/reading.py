@@ -33,7 +33,7 @@ class LeftOutError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ImportOptions:
     """The options of the import: facts that outputs may not state."""
 
     ranks: int | None = None
@@ -83,17 +83,19 @@ class Reading:
         except LeftOutError as reason:
             self.leave_out(str(reason))
 
-    def ranks(self, asked: Asked, stated: int | None, what: str) -> int:
+    def ranks(self, options: ImportOptions, output_ranks: int | None, what: str) -> int:
         """Return the number of ranks: the stated number, else that of -n.
 
         Raises:
             InputError: neither is given, or both are given and differ.
         """
-        if stated is None and asked.ranks is None:
+        if output_ranks is None and options.ranks is None:
             raise InputError(f"{self.name} does not say on how many ranks {what} ran; say so with -n.")
-        if None not in {stated, asked.ranks} and stated != asked.ranks:
-            raise InputError(f"{self.name} says that {what} ran on {stated} ranks, and -n {asked.ranks} was given.")
-        return int(stated or asked.ranks or 0)
+        if None not in {output_ranks, options.ranks} and output_ranks != options.ranks:
+            raise InputError(
+                f"{self.name} says that {what} ran on {output_ranks} ranks, and -n {options.ranks} was given."
+            )
+        return int(output_ranks or options.ranks or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,17 +123,17 @@ def own_setting(line: str) -> OwnSetting | None:
 
     A library's name may contain commas; it stands before the searched words.
     """
-    stated = re.match(r"# backend ([\w-]+), (\d+|\?) ranks(.*)", line)
-    if not stated:
+    match = re.match(r"# backend ([\w-]+), (\d+|\?) ranks(.*)", line)
+    if not match:
         return None
-    words = dict(re.findall(r", (pattern|cadence|buffers|redop|root) (\S+?)(?=,|$)", stated[3]))
+    words = dict(re.findall(r", (pattern|cadence|buffers|redop|root) (\S+?)(?=,|$)", match[3]))
     return OwnSetting(
-        backend=stated[1],
-        ranks=None if stated[2] == "?" else int(stated[2]),
+        backend=match[1],
+        ranks=None if match[2] == "?" else int(match[2]),
         pattern=words.get("pattern", "flat"),
         sync="none" if words.get("cadence") == "pipelined" else "auto",
         redop=words.get("redop"),
-        in_place=", in place" in stated[3],
+        in_place=", in place" in match[3],
         root=int(words.get("root", 0)),
         graph=words.get("cadence") == "graph",
         buffers=words.get("buffers", "hot"),
@@ -174,10 +176,10 @@ def whole_number(word: str) -> int:
 
 
 def importable_operation(operation: str, pattern: str, ranks: int) -> Operation:
-    """Return the entry of an operation in a pattern, among so many ranks.
+    """Return the definition of an operation in a pattern on ``ranks`` ranks.
 
     Raises:
-        LeftOutError: there is none.
+        LeftOutError: the operation or the pattern is unknown, or its table is one of several that ran together.
     """
     try:
         check_pattern(pattern)

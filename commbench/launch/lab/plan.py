@@ -73,7 +73,7 @@ class LabPlan:
         """Return the plan of a cluster.
 
         Args:
-            hosts: how many, called host0, host1, ...
+            hosts: number of hosts; their names are host0, host1, ...
             rate: of each host's link, as tc writes it (``1gbit``, ``200mbit``), or ``none`` to leave links unshaped.
             ranks_per_host: slots of each host in the hostfile.
             slow: hosts whose link has another rate, each written ``HOST=RATE``.
@@ -166,9 +166,9 @@ class LabPlan:
         It overrides the machine's own settings of interfaces and fabrics: a real fabric, or the memory that the hosts
         share, would carry messages past the shaped links.
         """
-        kept = {name: value for name, value in environ.items() if not name.startswith(_BATCH_SYSTEMS)}
+        inherited = {name: value for name, value in environ.items() if not name.startswith(_BATCH_SYSTEMS)}
         agent = str(directory / "agent")
-        return kept | {
+        return inherited | {
             HOSTFILE: str(directory / "hostfile"),
             EMULATED: json.dumps(self.conditions),
             "COMMBENCH_SSH": agent,  # for a person's own launcher

@@ -174,9 +174,9 @@ def caught(numbers: Iterable[signal.Signals]) -> Iterator[socket.socket]:
             yield reader
             return
         writer.setblocking(False)  # noqa: FBT003 - its only parameter
-        taken = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+        handled_signals = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
         previous = signal.set_wakeup_fd(writer.fileno())
-        before = {number: signal.signal(number, lambda *_: None) for number in taken}
+        before = {number: signal.signal(number, lambda *_: None) for number in handled_signals}
         try:
             yield reader
         finally:

@@ -45,7 +45,7 @@ def wait_for(pid: int) -> int:
 
 
 def end_descendants() -> None:
-    """Kill all descendants of the command, whatever sessions and hosts they have moved to."""
+    """Kill all descendants of the command, also in other sessions and on other hosts."""
     with contextlib.suppress(ChildProcessError):  # no child is left
         while True:
             for pid in _descendants():

@@ -36,15 +36,15 @@ def rank() -> int:
     return int(next((os.environ[name] for name in RANKS if os.environ.get(name, "").isdigit()), "0"))
 
 
-def take(made: object) -> None:
-    """Give an object of a watched class to commbench; whatever fails there must not fail the training."""
+def take(instance: object) -> None:
+    """Give an object of a watched class to commbench; a failure there must not fail the training."""
     try:
         from commbench.live import attach
     except Exception as error:  # noqa: BLE001 - commbench may be missing in this Python, or be another one
         failure = f"{sys.executable} cannot import commbench ({type(error).__name__}: {error})"
         reason = f"{failure}; install commbench and torch 2.7 or newer there"
     else:
-        reason = attach.take(made)
+        reason = attach.take(instance)
     if reason and reason not in SAID and rank() == 0:
         SAID.add(reason)
         try:

@@ -110,15 +110,15 @@ def places_of(caps: Sequence[str]) -> dict[str, float]:
 
 
 def _drawing(group: Group, lines: Sequence[Line]) -> Drawing:
-    shown = lines[:MOST_SERIES]
+    visible_lines = lines[:MOST_SERIES]
     return Drawing(
-        paint=lambda figure: paint_lines(figure, shown),
+        paint=lambda figure: paint_lines(figure, visible_lines),
         name=slug("buckets", group.key),
         section="training",
         title=f"Step over bucket size: {group.name}",
         caption=caption_of(group, lines),
-        alt=f"Step time over bucket_cap_mb for {listed([line.name for line in shown], MOST_SERIES)}.",
-        height_in=3.1 + legend_height_in([line.name for line in shown]),
+        alt=f"Step time over bucket_cap_mb for {listed([line.name for line in visible_lines], MOST_SERIES)}.",
+        height_in=3.1 + legend_height_in([line.name for line in visible_lines]),
     )
 
 
@@ -129,8 +129,8 @@ def paint_lines(figure: Figure, lines: Sequence[Line]) -> None:
     places = places_of(caps)
     for place, line in enumerate(lines):
         aside = min(_ASIDE, _ASIDE_MOST / len(lines)) * (place - (len(lines) - 1) / 2)
-        own = {cap: x + aside for cap, x in places.items()}
-        _paint_line(axes, line, own, look(place))
+        shifted_places = {cap: x + aside for cap, x in places.items()}
+        _paint_line(axes, line, shifted_places, look(place))
     axes.set_xticks(list(places.values()), [cap.replace("+", "+\n") for cap in places])
     if DEFAULT_CAP in places and len(places) > 1:
         axes.axvline(0.65, color=INK, linewidth=0.6)

@@ -197,8 +197,8 @@ def _clean_texts(figure: Figure) -> None:
 def _for_page(svg: str, name: str, title: str, alt: str) -> str:
     """Turn matplotlib's SVG into a page element: CSS variables for colours, own ids, the page's font and width."""
     body = _PROLOGUE.sub("", _SUPERFLUOUS.sub("", svg), count=1)
-    used = set(_USE.findall(body))
-    body = _ID.sub(lambda match: match[0] if match[1] in used else "", body)
+    referenced_ids = set(_USE.findall(body))
+    body = _ID.sub(lambda match: match[0] if match[1] in referenced_ids else "", body)
     box = re.search(r'viewBox="[^"]*"', svg)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box[0] if box else ""} '
@@ -323,8 +323,8 @@ def byte_axis(axes: Axes, sizes_bytes: Iterable[int]) -> None:
     """Make x an axis of sizes in powers of two, with at most six of them named."""
     sizes = sorted(set(sizes_bytes))
     axes.set_xscale("log", base=2)
-    shown = sizes[:: max(1, -(-len(sizes) // _MOST_TICKS))]
-    axes.set_xticks(shown, [format_size(size) for size in shown])
+    labelled_sizes = sizes[:: max(1, -(-len(sizes) // _MOST_TICKS))]
+    axes.set_xticks(labelled_sizes, [format_size(size) for size in labelled_sizes])
     axes.set_xticks([], minor=True)
     axes.set_xlim(sizes[0] / 1.5, sizes[-1] * 1.5)
 

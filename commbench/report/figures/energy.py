@@ -69,10 +69,10 @@ def _name(row: Row) -> str:
 
 
 def _of_operation(operation: str, energy_of: str, curves: Curves) -> Drawing:
-    shown = dict(list(curves.items())[:MOST_SERIES])
+    visible_curves = dict(list(curves.items())[:MOST_SERIES])
     value, size, name = min((value, size, name) for name, points in curves.items() for size, value in points.items())
     return Drawing(
-        paint=lambda figure: paint_curves(figure, shown, energy_of),
+        paint=lambda figure: paint_curves(figure, visible_curves, energy_of),
         name=slug("energy", operation, energy_of),
         section="energy",
         title=f"Energy of {operation} over message size",
@@ -81,8 +81,8 @@ def _of_operation(operation: str, energy_of: str, curves: Curves) -> Drawing:
             f"Least: {three_digits(value)} J at {format_size(size)} ({name}).",
             left_out(list(curves), MOST_SERIES),
         ),
-        alt=f"Energy of one {operation} over message size for {listed(shown, MOST_SERIES)}.",
-        height_in=2.8 + legend_height_in(list(shown)),
+        alt=f"Energy of one {operation} over message size for {listed(visible_curves, MOST_SERIES)}.",
+        height_in=2.8 + legend_height_in(list(visible_curves)),
     )
 
 

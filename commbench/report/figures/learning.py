@@ -172,16 +172,16 @@ def _mean(values: Floats) -> float:
 
 
 def _drawing(group: Group, quantity: str, learned: Sequence[Learned]) -> Drawing:
-    shown = learned[:MOST_SERIES]
+    visible_curves = learned[:MOST_SERIES]
     name = _label(quantity, learned)
     return Drawing(
-        paint=lambda figure: paint_learning(figure, shown, name, _target(quantity, group)),
+        paint=lambda figure: paint_learning(figure, visible_curves, name, _target(quantity, group)),
         name=slug(quantity, group.key),
         section="learning",
         title=f"{name[0].upper()}{name[1:]} over steps and over time: {group.name}",
         caption=caption_of(quantity, name, learned),
-        alt=f"{name} over steps and over seconds for {listed([curve.name for curve in shown], MOST_SERIES)}.",
-        height_in=4.6 + legend_height_in([curve.name for curve in shown]),
+        alt=f"{name} over steps and over seconds for {listed([curve.name for curve in visible_curves], MOST_SERIES)}.",
+        height_in=4.6 + legend_height_in([curve.name for curve in visible_curves]),
     )
 
 

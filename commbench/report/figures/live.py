@@ -122,12 +122,12 @@ def _spans(records: Sequence[TrainingRecord]) -> list[Span]:
     ]
 
 
-def _names(spans: Sequence[Span], own: TrainingCase) -> list[str]:
+def _names(spans: Sequence[Span], baseline: TrainingCase) -> list[str]:
     """Return the names of the settings: the script's own, then the others, the fastest first."""
     times_ms: dict[str, list[float]] = {}
     for span in spans:
         times_ms.setdefault(span.name, []).append(span.step_ms)
-    first = Choice(**setting_of(own)).name
+    first = Choice(**setting_of(baseline)).name
     return [first, *sorted(times_ms.keys() - {first}, key=lambda name: median(times_ms[name]))]
 
 
@@ -156,8 +156,8 @@ def paint_timeline(figure: Figure, course: Course) -> None:
     colours = _colours(course)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[0.5 + _LINE_IN * len(course.names), 1.7])
     for place, name in enumerate(course.names):
-        own = [(span.begin, span.end - span.begin) for span in course.spans if span.name == name]
-        above.broken_barh(own, (place - 0.4, 0.8), color=colours[name], linewidth=0, gid="spans")
+        bars = [(span.begin, span.end - span.begin) for span in course.spans if span.name == name]
+        above.broken_barh(bars, (place - 0.4, 0.8), color=colours[name], linewidth=0, gid="spans")
     above.set_yticks(range(len(course.names)), course.names)
     above.set_ylim(len(course.names) - 0.4, -0.6)
     above.grid(visible=False, axis="y")

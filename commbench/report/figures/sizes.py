@@ -69,7 +69,7 @@ class Reading:
     launches: int
     limit: Link | None
     """The link that bounds the bus bandwidth; None if unknown."""
-    stated: str = ""
+    time_definition: str = ""
     """The definition of another tool's time; empty for commbench's own."""
 
 
@@ -194,7 +194,7 @@ def _series_name(identity: Mapping[str, object], names: Iterable[str]) -> str:
     return " ".join(filter(None, words))
 
 
-def _reading(case: Case, rows: Sequence[Row], info: RunInfo, stated: str) -> Reading:
+def _reading(case: Case, rows: Sequence[Row], info: RunInfo, time_definition: str) -> Reading:
     broken = next((row for row in rows if row.status != "ok"), None)
     timed = [row for row in rows if row.time_us is not None]
     slowest = max(timed, key=lambda row: row.time_us or 0.0, default=None)
@@ -207,7 +207,7 @@ def _reading(case: Case, rows: Sequence[Row], info: RunInfo, stated: str) -> Rea
         reason=broken.reason if broken else "",
         launches=shown_row.launches or 0,
         limit=limit_of(shown_row, info),
-        stated=stated,
+        time_definition=time_definition,
     )
 
 
@@ -395,7 +395,7 @@ def _how(family: Family, panels: Sequence[str]) -> str:
 
 def _time_read(family: Family) -> str:
     """State the definition of the times; imported runs have their tool's definition."""
-    definitions_used = {reading.stated for curve in family.curves for reading in curve.readings}
+    definitions_used = {reading.time_definition for curve in family.curves for reading in curve.readings}
     definitions = " or the ".join(sorted(definitions_used - {""}))
     own_definition = ["median time of the slowest rank"] if "" in definitions_used else []
     return " or the ".join([*own_definition, *([definitions] if definitions else [])]) + " (lower is better)"

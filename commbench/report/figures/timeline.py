@@ -112,19 +112,19 @@ def _paint_step(axes: Axes, step: Step) -> None:
     axes.barh([-1.2], [backward], left=[0.0], color=BACKWARD, **_BAR)
     axes.barh([-1.2], [row.optimizer_ms or 0.0], left=[backward], color=OPTIMIZER, **_BAR)
     for place, bucket in enumerate(step.buckets):
-        _paint_bucket(axes, place, bucket, written=len(step.buckets) <= _WRITTEN)
+        _paint_bucket(axes, place, bucket, has_label=len(step.buckets) <= _WRITTEN)
     if step.exposed is not None:
         # drawn behind the bars, whose colours the legend explains
         axes.axvspan(*step.exposed, color=BAD, alpha=_EXPOSED_ALPHA, linewidth=0, gid="exposed", zorder=0.4)
     count = len(step.buckets)
     axes.set_ylim(max(count, 1) - 0.4, -1.75)
-    shown = range(count) if count <= _WRITTEN else range(0, count, -(-count // _WRITTEN))
-    axes.set_yticks([-1.2, *shown], ["step", *(str(place) for place in shown)])
+    labelled_places = range(count) if count <= _WRITTEN else range(0, count, -(-count // _WRITTEN))
+    axes.set_yticks([-1.2, *labelled_places], ["step", *(str(place) for place in labelled_places)])
     axes.grid(visible=False, axis="y")
     axes.set_title(step.name, loc="left")
 
 
-def _paint_bucket(axes: Axes, place: int, bucket: BucketRow, *, written: bool) -> None:
+def _paint_bucket(axes: Axes, place: int, bucket: BucketRow, *, has_label: bool) -> None:
     """Draw waiting and compressing from ready to start, then communicating, then decompressing."""
     ready, start, done = bucket.ready_ms or 0.0, bucket.start_ms or 0.0, bucket.done_ms or 0.0
     compress = bucket.compress_ms or 0.0
@@ -135,7 +135,7 @@ def _paint_bucket(axes: Axes, place: int, bucket: BucketRow, *, written: bool) -
     axes.barh([place], [done - start - after], left=[start], color=COMMUNICATE, **_BAR)
     axes.barh([place], [after], left=[done - after], color=COMPRESS, **_BAR)
     axes.plot([ready, ready], [place - 0.38, place + 0.38], color=INK, linewidth=1.2)
-    if written and bucket.size_bytes:
+    if has_label and bucket.size_bytes:
         aside: Style = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
         axes.annotate(f"{three_digits(bucket.size_bytes / 1e6)} MB", (done, place), fontsize=8, color=MUTED, **aside)
 

@@ -298,9 +298,13 @@ def caption_of(info: RunInfo, boxes: Sequence[Box]) -> str:
     hosts = sum(len(box.hosts) for box in boxes)
     types = f"All {hosts} hosts are alike and drawn once." if len(boxes) == 1 and hosts > 1 else ""
     if len(boxes) > 1:
-        shown = boxes[:MOST_HOSTS]
-        drawn = "each drawn once" if len(shown) == len(boxes) else f"of which the first {len(shown)} are drawn"
-        types = f"{hosts} hosts are of {len(boxes)} kinds, {drawn}: {'; '.join(map(_contents, shown))}."
+        visible_boxes = boxes[:MOST_HOSTS]
+        extent = (
+            "each drawn once"
+            if len(visible_boxes) == len(boxes)
+            else f"of which the first {len(visible_boxes)} are drawn"
+        )
+        types = f"{hosts} hosts are of {len(boxes)} kinds, {extent}: {'; '.join(map(_contents, visible_boxes))}."
     return sentences(
         "Grey boxes are memory nodes with their CPUs, small boxes GPUs (blue) and adapters (green, dashed where down).",
         f"Orange lines join devices with {listed(kinds)} between them." if kinds else "",

@@ -42,16 +42,16 @@ def _sent(row: TrainingRow | None) -> float:
 
 
 def _drawing(group: Group, bars: dict[str, TrainingRow]) -> Drawing:
-    shown = dict(list(bars.items())[:_MOST_BARS])
+    visible_bars = dict(list(bars.items())[:_MOST_BARS])
     return Drawing(
-        paint=lambda figure: paint_bars(figure, shown),
+        paint=lambda figure: paint_bars(figure, visible_bars),
         name=slug("traffic", group.key),
         section="training",
         title=f"Sent per step: {group.name}",
         caption=caption_of(bars),
         alt="Megabytes that a rank sends in a step: "
-        + ", ".join(f"{name} {three_digits(row.sent_MB_per_step or 0.0)}" for name, row in shown.items()),
-        height_in=0.85 + 0.3 * len(shown),
+        + ", ".join(f"{name} {three_digits(row.sent_MB_per_step or 0.0)}" for name, row in visible_bars.items()),
+        height_in=0.85 + 0.3 * len(visible_bars),
     )
 
 
@@ -84,10 +84,10 @@ def caption_of(bars: dict[str, TrainingRow]) -> str:
     """Return the caption: how to read the figure, and how much the hook that sends least saves."""
     dense, least = _dense(bars), min(bars, key=lambda name: bars[name].sent_MB_per_step or 0.0)
     row = bars[least]
-    sent = row.sent_MB_per_step or 0.0
-    savings = f"{least} sends least: {three_digits(sent)} MB a step"
+    megabytes = row.sent_MB_per_step or 0.0
+    savings = f"{least} sends least: {three_digits(megabytes)} MB a step"
     if dense:
-        savings += f", {100 * sent / dense:.3g} % of the {three_digits(dense)} MB of a dense all-reduce in float32"
+        savings += f", {100 * megabytes / dense:.3g} % of the {three_digits(dense)} MB of a dense all-reduce in float32"
     deviating = [name for name, row in bars.items() if has_flag(row.flags, "traffic")]
     return sentences(
         "Bytes that a rank sent in a step, as measured (MB = 1e6), the mean over ranks; fewer is better only if the "

@@ -89,10 +89,10 @@ def shown_apart(first: Estimate, second: Estimate) -> bool:
     return high < other_low or other_high < low
 
 
-def left_out(names: Sequence[str], shown: int) -> str:
+def left_out(names: Sequence[str], limit: int) -> str:
     """Return a sentence about the series beyond the largest number that is drawn."""
-    rest = names[shown:]
-    return f"Not drawn, as more than {shown} lines cannot be told apart: {listed(rest, 8)}." if rest else ""
+    rest = names[limit:]
+    return f"Not drawn, as more than {limit} lines cannot be told apart: {listed(rest, 8)}." if rest else ""
 
 
 _CASE_FIELDS = frozenset(f.name for f in dataclasses.fields(TrainingCase))

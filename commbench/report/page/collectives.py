@@ -52,12 +52,12 @@ def collective_tables(runs: Sequence[Run]) -> list[Table]:
     """
     rows = [(run.name, row) for run in runs for row in all_rank_rows(run) if row.pattern != MATRIX]
     about = explain_time(runs)
-    groups = itertools.groupby(sorted(rows, key=lambda named: order_of_row(named[1])), key=_table_of)
+    groups = itertools.groupby(sorted(rows, key=lambda named_row: order_of_row(named_row[1])), key=_table_of)
     return [_collective_table(list(group), about) for _, group in groups]
 
 
-def _table_of(named: Named[Row]) -> tuple[str, str]:
-    return named[1].operation, named[1].pattern
+def _table_of(named_row: Named[Row]) -> tuple[str, str]:
+    return named_row[1].operation, named_row[1].pattern
 
 
 def _collective_table(rows: Sequence[Named[Row]], about_time: str) -> Table:

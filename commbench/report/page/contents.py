@@ -60,11 +60,11 @@ def training_tables(runs: Sequence[Run]) -> list[Table]:
     for run in runs:
         for rows in trained_together(run.training_rows):
             of_run = f"{run.name}: " if len(runs) > 1 else ""
-            named = [(run.name, row) for row in rows]
+            named_rows = [(run.name, row) for row in rows]
             notes = [*baseline_sentences(run), *without_ddp(rows)]
             title = f"{of_run}{training_title(rows)}"
             columns = [*_COLUMNS, energy_column([run]), flag_column()]
-            tables.append(make_table(title, named, columns, notes=notes, rest_in=DDP))
+            tables.append(make_table(title, named_rows, columns, notes=notes, rest_in=DDP))
     return tables
 
 
@@ -109,8 +109,8 @@ def prediction_tables(runs: Sequence[Run]) -> list[Table]:
         ranked = sorted(predictions(run), key=lambda row: row.predicted_step_ms or 0.0)
         if ranked:
             title = f"{run.name}: {prediction_title(ranked)}" if len(runs) > 1 else prediction_title(ranked)
-            named = [(run.name, row) for row in ranked]
-            tables.append(make_table(title, named, _PREDICTED, rest_in=PREDICTIONS))
+            named_rows = [(run.name, row) for row in ranked]
+            tables.append(make_table(title, named_rows, _PREDICTED, rest_in=PREDICTIONS))
     return tables
 
 
@@ -236,7 +236,7 @@ def _compared(runs: Sequence[Run]) -> Section:
 
 
 def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
-    rated = any(row.busbw_GBps is not None and row.pattern != MATRIX for run in runs for row in run.rows)
+    has_rates = any(row.busbw_GBps is not None and row.pattern != MATRIX for run in runs for row in run.rows)
     tables = [
         *collectives.growth_tables(runs),
         *collectives.collective_tables(runs),
@@ -246,7 +246,7 @@ def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
     return Section(
         name="collectives",
         title="Collectives",
-        sentences=[*([BUSBW] if rated else []), *_each(runs, collectives.slowest_groups)],
+        sentences=[*([BUSBW] if has_rates else []), *_each(runs, collectives.slowest_groups)],
         warnings=_each(runs, _collective_warnings),
         figures=_of(drawings, "collectives"),
         tables=tables,
