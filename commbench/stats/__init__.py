@@ -17,6 +17,7 @@ from commbench.stats.intervals import (
     median,
     median_interval,
     quantiles,
+    signed_rank_interval,
     student_interval,
 )
 from commbench.stats.ratios import Effort, ratio_interval
@@ -47,6 +48,7 @@ __all__ = [
     "quantiles",
     "rank_test",
     "ratio_interval",
+    "signed_rank_interval",
     "student_interval",
     "warmup_count",
 ]

@@ -157,9 +157,35 @@ def hodges_lehmann(values: Values) -> float:
 
     For normal values its variance is 5 % above that of the mean, that of the median 57 %; outliers move it little.
     """
+    return float(np.median(_walsh_averages(values)))
+
+
+def _walsh_averages(values: Values) -> Floats:
     given = np.asarray(values, dtype=float)
     first, second = np.triu_indices(len(given))
-    return float(np.median((given[first] + given[second]) / 2))
+    averages: Floats = (given[first] + given[second]) / 2
+    return averages
+
+
+def signed_rank_interval(values: Values, level: float = DEFAULT_LEVEL) -> Interval | None:
+    """Return the interval of the centre of a symmetric distribution by Wilcoxon's signed ranks (Tukey 1949).
+
+    Its ends are the k-th least and the k-th greatest mean of two values. None with fewer values than `fewest_launches`.
+    """
+    k = _signed_rank(len(values), level)
+    if k < 1:
+        return None
+    averages = np.sort(_walsh_averages(values))
+    return Interval(low=float(averages[k - 1]), high=float(averages[-k]), level=level)
+
+
+@lru_cache(maxsize=512)
+def _signed_rank(n: int, level: float) -> int:
+    """Return how many rank sums of n signed ranks, from 0 on, have together at most the probability of one tail."""
+    shares = np.ones(1)
+    for rank in range(1, n + 1):
+        shares = (np.pad(shares, (0, rank)) + np.pad(shares, (rank, 0))) / 2
+    return int(np.searchsorted(np.cumsum(shares), (1 - level) / 2, side="right"))
 
 
 def student_p(t: float, freedom: int) -> float:

@@ -18,8 +18,8 @@ from typing import Literal
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
 from commbench.results.recommendation import EFFECTS, Verdict, effect_of
-from commbench.results.trained import Speedup
-from commbench.stats import MARGIN, fewest_launches, launch_interval, median
+from commbench.results.trained import Speedup, speedup_of_rounds
+from commbench.stats import MARGIN, fewest_launches, median
 from commbench.tuner.decision import LIVE_LOOKS, judge, live_level_of
 
 #: Steps after a switch that are not timed: the first uses the initial buckets, the second allocates the rebuilt ones.
@@ -209,10 +209,7 @@ class _Confirmation(_Stage):
     def speedup(self, setting: int) -> Speedup | None:
         """Return the speedup with its interval; None without a round."""
         speedups = self.speedups(setting)
-        if not speedups:
-            return None
-        interval = launch_interval(speedups, self.level)
-        return Speedup(ratio=median(speedups), launches=len(speedups), interval=interval)
+        return speedup_of_rounds(speedups, self.level) if speedups else None
 
     def next_round(self) -> list[int]:
         """Return the settings of the next round; none when all is decided or every look is made."""

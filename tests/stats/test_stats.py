@@ -29,6 +29,7 @@ from commbench.stats import (
     quantiles,
     rank_test,
     ratio_interval,
+    signed_rank_interval,
     warmup_count,
 )
 from commbench.stats.intervals import student_t
@@ -532,3 +533,23 @@ def test_hodges_lehmann_is_the_median_of_pairwise_means() -> None:
     draws = np.random.default_rng(5).normal(size=(2000, 8))
     spread = np.std([hodges_lehmann(draw) for draw in draws])
     assert spread < 0.95 * np.std(np.median(draws, axis=1))
+
+
+@pytest.mark.parametrize("n", [6, 9, 20])
+def test_signed_rank_intervals_agree_with_the_test(n: int) -> None:
+    """Hold exactly the centres that Wilcoxon's test does not reject."""
+    values = np.random.default_rng(n).standard_normal(n)
+    interval = signed_rank_interval(values)
+    assert interval is not None
+    for centre, is_rejected in (
+        (interval.low - 1e-9, True),
+        (interval.low + 1e-9, False),
+        (interval.high - 1e-9, False),
+        (interval.high + 1e-9, True),
+    ):
+        assert (wilcoxon(values - centre, mode="exact").pvalue <= 0.05) == is_rejected
+
+
+def test_few_values_have_no_signed_rank_interval() -> None:
+    """Return None below six values at 95 %."""
+    assert signed_rank_interval([1.0, 2.0, 3.0, 4.0, 5.0]) is None

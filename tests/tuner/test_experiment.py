@@ -14,7 +14,8 @@ from effort import repetitions, slack
 from training_builders import make_training_case, make_training_info, make_training_record
 
 from commbench.ddp.plan.cases import CONFIRM, SWEEP, TrainingCase
-from commbench.stats import MARGIN, Interval, fewest_launches, launch_interval, median
+from commbench.results.trained import speedup_of_rounds
+from commbench.stats import MARGIN, Interval, fewest_launches, median
 from commbench.tuner.decision import LIVE_LOOKS, live_level_of, recommend
 from commbench.tuner.experiment import FEWEST_STEPS, FIRST_STEPS, MOST_TRIES, UNTIMED, Block, Experiment
 
@@ -76,7 +77,9 @@ class Tuning:
     @property
     def intervals(self) -> dict[int, Interval | None]:
         """Return the interval of each finalist's speedup."""
-        return {setting: launch_interval(speedups, self.level) for setting, speedups in self.speedups.items()}
+        return {
+            setting: speedup_of_rounds(speedups, self.level).interval for setting, speedups in self.speedups.items()
+        }
 
     @property
     def faster(self) -> list[int]:
