@@ -27,7 +27,7 @@ from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.ddp.plan.cases import PRECISIONS, TrainingSweep
 from commbench.ddp.traces import load_trace
 from commbench.errors import InputError
-from commbench.hooks.registry import HOOKS, hook_words, parse_hook
+from commbench.hooks.registry import HOOKS, canonical_hook, find_file_hooks
 from commbench.launch.probe import probe_workload
 from commbench.results import Store
 from commbench.results.record_types import collective_records
@@ -68,7 +68,8 @@ Hooks = Annotated[
         "--hook",
         metavar="HOOKS",
         help=f"Communication hooks, comma-separated: {join_names(HOOKS)}; topk:0.01 and randomk:0.01 send 1 %, "
-        "powersgd:2 has rank 2; options follow as in topk:0.01:values=float16.",
+        "powersgd:2 has rank 2; options follow as in topk:0.01:values=float16. FILE.py:CALLABLE is a hook of your own: "
+        "a function of (state, bucket), or a factory without required arguments.",
     ),
 ]
 Precisions = Annotated[str, typer.Option("--precision", metavar="NAMES", help=f"Any of {join_names(PRECISIONS)}.")]
@@ -204,6 +205,7 @@ def train(
         # numbers of launches that the user gives are exact
         training_budget = dataclasses.replace(training_budget, aim_s=None)
 
+    find_file_hooks(named.hooks)
     permission = permission_of(named.hooks, is_given="hook" in given_options(context), accepts_loss=accept_loss)
 
     def plan(place: Place) -> Task:
@@ -321,7 +323,7 @@ def permission_of(hooks: Sequence[str], *, is_given: bool, accepts_loss: bool) -
         is_given: whether the user gave that option.
         accepts_loss: whether the user gave ``--accept-loss``.
     """
-    names = [hook_words(**parse_hook(hook)) for hook in hooks] if is_given else []
+    names = list(map(canonical_hook, hooks)) if is_given else []
     return Permission(named_hooks=names, accepts_loss=accepts_loss)
 
 

@@ -20,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import without_result
+from commbench.errors import Reason
 from commbench.live.instructions import Instruction, Order, say
 from commbench.live.options import DOING, LiveOptions
 from commbench.live.run import LiveFacts, LiveRun
@@ -232,7 +234,9 @@ class Director(BaseDirector):
     def refuse(self, setting: TrainingCase, reason: str) -> None:
         """Leave out a setting that a rank could not prepare."""
         number = self.settings.index(setting)
-        say(f"{Choice(**setting_of(setting)).name} is left out: {reason or 'another rank could not prepare it'}")
+        why = reason or "another rank could not prepare it"
+        say(f"{Choice(**setting_of(setting)).name} is left out: {why}")
+        self._run.append(without_result(self._new_record(setting), "failed", Reason.stated(why)))
         self._experiment.leave_out(number)
         self._block = None
 

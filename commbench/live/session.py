@@ -187,7 +187,7 @@ class LiveTuning:
             self.release(reason)
             return
         self._settings = [TrainingCase.from_key(key) for key in keys]
-        self._switch = Switch(self._model, self._settings[0])
+        self._switch = Switch(self._model, self._settings[0], file_hooks=self.options.file_hooks)
         if self.options.witness:
             with contextlib.suppress(OSError):  # the command waits on another host
                 Path(self.options.witness).touch()
