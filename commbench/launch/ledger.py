@@ -196,9 +196,9 @@ class Remaining:
     """Cases of the stage in all launches, measured or not."""
 
     @classmethod
-    def of(cls, request: RunRequest, missing: Iterable[Sequence[AnyCase]], *, total: int) -> Remaining:
+    def of(cls, request: RunRequest, missing_cases: Iterable[Sequence[AnyCase]], *, total: int) -> Remaining:
         """Return the remaining work from the missing cases of each launch."""
-        by_launch = [cases for cases in missing if cases]
+        by_launch = [cases for cases in missing_cases if cases]
         return cls(
             cases=sum(map(len, by_launch)),
             slices=sum(map(request.slices, by_launch)),
@@ -281,12 +281,12 @@ class LaunchLedger:
         self.has_begun = True
         self._current = case
         slice_s = slice_seconds(self.request, self.ledger.store.records)
-        left = self._remaining
+        remaining = self._remaining
         eta_s = self._times.eta_s(
-            time.monotonic(), slices=left.slices, launches=max(0, left.launches - 1), slice_s=slice_s
+            time.monotonic(), slices=remaining.slices, launches=max(0, remaining.launches - 1), slice_s=slice_s
         )
-        done = left.total - math.ceil(left.cases - ROUNDING)
-        self.ledger.display.on(CaseProgress(done=done, total=left.total, case=str(case), eta_s=eta_s))
+        done = remaining.total - math.ceil(remaining.cases - ROUNDING)
+        self.ledger.display.on(CaseProgress(done=done, total=remaining.total, case=str(case), eta_s=eta_s))
 
     def _finish(self, record: AnyRecord, share: float) -> None:
         """Keep a record; a configuration that fails to train on all ranks alike would do so again."""
