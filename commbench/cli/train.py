@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Annotated
@@ -274,7 +275,7 @@ def join_training(task: Task, training: TrainingPlan) -> Task:
         info={**task.info, **training.info},
         then=training.then,
         seconds=task.estimate_s() + training.estimate_s() if task.requests else training.estimate_s(),
-        conclude=write_recommendation,
+        conclude=functools.partial(write_recommendation, permission=training.permission),
     )
 
 
@@ -327,8 +328,9 @@ def permission_of(hooks: Sequence[str], *, is_given: bool, accepts_loss: bool) -
     return Permission(named_hooks=names, accepts_loss=accepts_loss)
 
 
-def write_recommendation(store: Store) -> None:
-    """Write the recommendation that follows from the records in the store."""
+def write_recommendation(store: Store, permission: Permission) -> None:
+    """Write the recommendation that follows from the records in the store; a resumed run may permit other hooks."""
+    store.update(**permission.info)
     trainings = store.training_records
     recommendation = recommend(trainings, store.info)
     if recommendation is not None:

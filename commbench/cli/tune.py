@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -251,12 +252,11 @@ def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
             "workload": plan.workload,
             "batch": plan.facts.batch_size,
             "max_accuracy_loss": plan.max_accuracy_loss,
-            **({"accept_loss": True} if plan.permission.accepts_loss else {}),
             "candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.candidates],
         },
         then=plan.then,
         seconds=plan.estimate_s(),
-        conclude=write_recommendation,
+        conclude=functools.partial(write_recommendation, permission=plan.permission),
     )
 
 

@@ -1,6 +1,7 @@
 """Tests of the stages of tuning, on a simulated cluster with known step times."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from tuning_world import BLOCK_STEPS, Link, World, default_play, default_world, make_facts, make_plan, play
 
 from commbench.cli.options import Settings
+from commbench.cli.train import write_recommendation
 from commbench.cli.tune import known_facts, tuning_task
 from commbench.collectives.datatypes import DTYPES
 from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase
@@ -120,6 +122,21 @@ def test_one_disturbed_block_does_not_cost_the_best_hook_its_place(budget: str) 
     played = play(world)
     assert "topk:0.01" in {hook for hook, _ in names(played.requests[2].cases)}
     assert ("change", "topk") == ((recommendation := conclude(world, played.records)).verdict, recommendation.best.hook)
+
+
+def test_the_same_run_may_permit_other_hooks_later(tmp_path: Path) -> None:
+    """Recommend the same measurements by the permission of the last command."""
+    world, refused = default_world(), Permission(named_hooks=[], accepts_loss=False)
+    verdicts = []
+    with Store.open(tmp_path / "r", {"plan": {}, **world.plan.info, **refused.info}) as store:
+        for record in default_play().records:
+            store.append(record)
+        for permission in (refused, Permission(named_hooks=["topk:0.01"], accepts_loss=True)):
+            write_recommendation(store, permission)
+            written = json.loads((tmp_path / "r" / "recommendation.json").read_text())
+            verdicts.append((written["verdict"], written["best"]["hook"]))
+    assert "topk" != verdicts[0][1]
+    assert ("change", "topk") == verdicts[1]
 
 
 def test_a_hook_of_a_file_is_measured_instead_of_predicted(tmp_path: Path) -> None:
