@@ -313,7 +313,7 @@ def _diagnose_unknown(lines: Sequence[str], returncode: int, diagnosis: Diagnosi
 
 
 class MemoryKills:
-    """Counts what the kernel kills on this host for lack of memory, from now on; in a memory control group, too."""
+    """Detects that the kernel has killed a process on this host for lack of memory since this object was made."""
 
     def __init__(self, file: Path = Path("/proc/vmstat")) -> None:
         self._file = file
@@ -345,7 +345,7 @@ _FATAL = "Fatal Python error"
 
 
 def describe_place(stack: Sequence[str]) -> str:
-    """Return what a thread is doing: its innermost frame of commbench, torch or mpi4py, else its innermost frame."""
+    """Return the place of a thread: its innermost frame of commbench, torch or mpi4py, else its innermost frame."""
     library_frames = [frame for frame in stack if frame.startswith(_OWN_FRAMES) and not frame.startswith(_WRAPPERS)]
     place, _, function = (library_frames or list(stack) or ["nowhere that is known"])[0].partition(" in ")
     return f"{function} ({place})" if function else place
@@ -360,7 +360,7 @@ def group_by_place(places: Mapping[int, str]) -> list[OtherRanks]:
 
 
 def find_crash_report(lines: Sequence[str]) -> list[str]:
-    """Return what the interpreter has printed of a process that died of a signal; empty if nothing."""
+    """Return the interpreter's report on a process that died of a signal; empty without a report."""
     starts = [index for index, line in enumerate(lines) if _FATAL in line]
     return list(lines[starts[0] :]) if starts else []
 
@@ -395,10 +395,10 @@ class Evidence:
         """Return all that is known of a failure.
 
         Args:
-            diagnosis: what has ended the launch.
+            diagnosis: the cause of the launch's end.
             case: the case in which the launch ended, if any.
             processes: of the ranks, as far as known.
-            printed: what interpreters may have printed of a dying rank.
+            printed: reports of interpreters on dying ranks.
         """
         host, pid = processes.get(-1 if diagnosis.rank is None else diagnosis.rank, (diagnosis.host, None))
         others = {rank: self._place(rank, case) for rank in sorted(self.located) if rank != diagnosis.rank}

@@ -168,7 +168,7 @@ def header_fields(session: Session, info: RunInfo) -> RunInfo:
     """Return the entries of run.json that a session changes; ``info`` are its present entries.
 
     The environment of the first launch stays; libraries that only a later launch used are added. ``clock`` is
-    the worst agreement over all launches, ``energy`` what the launch counted that counted least.
+    the worst agreement over all launches, ``energy`` comes from the launch with the fewest counted devices.
     """
     ranks = session["ranks"]
     hosts = [rank["host"] for rank in ranks]

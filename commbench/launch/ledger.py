@@ -53,7 +53,7 @@ class Ledger:
 
     Args:
         store: the run.
-        display: hears events.
+        display: receives events.
         launcher: name of the launcher.
         fail_fast: whether the first failure ends the run.
         status: of the run while a launch is in progress; it remains if the invocation is killed.
@@ -135,7 +135,7 @@ class Ledger:
 
         Args:
             ending: of the last launch.
-            next_step: what further invocations have to measure; empty if nothing.
+            next_step: the measurements left to further invocations; empty if complete.
             signal: the signal that interrupted the run.
         """
         is_cut = ending.status == "cut"
@@ -208,12 +208,12 @@ class Remaining:
 
 
 class LaunchLedger:
-    """One launch in the ledger: hears what its ranks report.
+    """One launch in the ledger: the listener of its ranks' events.
 
     Args:
         ledger: of the run.
         request: the stage of the launch.
-        plan: what the launch measures.
+        plan: the cases of the launch, and how they are measured.
         times: of the stage; learns from the launch.
         begun: when the launch began, by the monotonic clock.
         remaining: work of the stage when the launch begins.

@@ -23,7 +23,7 @@ WORKLOAD_TIMEOUT_S = 600
 
 
 def probe_mpi() -> JsonObject:
-    """Start two ranks; return what they found: library, launcher, seconds in MPI_Init, transport on this host.
+    """Start two ranks; return their findings: library, launcher, seconds in MPI_Init, transport on this host.
 
     A missing or broken MPI gives ``problem``, a sentence, instead.
     """

@@ -58,10 +58,10 @@ class Supervisor:
     """One launch.
 
     Args:
-        plan: what the ranks do.
+        plan: the plan that the ranks carry out.
         ranks: their number.
         launcher: starts them.
-        listener: hears what rank 0 reports.
+        listener: receives rank 0's events.
         interrupts: ends the launch once it has noted a signal.
     """
 
@@ -156,7 +156,7 @@ class Supervisor:
         )
 
     def _printed(self, launched: Launched, hang: Diagnosis) -> list[str]:
-        """Return what the interpreter prints of a rank on this host that cannot report its stacks itself."""
+        """Return the interpreter's report on a rank of this host that cannot report its stacks itself."""
         pid = self._watchdog.pids.get(-1 if hang.rank is None else hang.rank)
         if pid is None or hang.rank in self._evidence.located or hang.host != socket.gethostname():
             return []

@@ -80,7 +80,7 @@ class LiveOptions:
 
 
 def checked_then(text: str) -> Then:
-    """Return what follows the decision.
+    """Return the action after the decision, checked.
 
     Raises:
         InputError: it is not one of `Then`.

@@ -151,15 +151,15 @@ class LiveRun:
 
     def add_losses(self, losses: Iterable[tuple[int, float]]) -> None:
         """Write the losses of optimiser steps, each a pair of the step and its loss."""
-        own = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in losses]
-        self._writer.do(lambda: append_losses(self._store.path, own))
+        launch_losses = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in losses]
+        self._writer.do(lambda: append_losses(self._store.path, launch_losses))
 
     def conclude(self, ending: str, *, reason: str = "", seconds: float = 0.0) -> Recommendation | None:
         """Decide from all launches of the directory; the files follow in the background.
 
         Args:
             ending: as `commbench.tuner.experiment.Experiment.ending`, or ``released``, ``failed``, ``ended``.
-            reason: a clause for people; empty: what the ending says.
+            reason: a clause for the message; empty: the usual one of the ending.
             seconds: how long the tuning took.
 
         Returns:
@@ -182,7 +182,7 @@ class LiveRun:
         self._writer.wait()
 
     def _end(self) -> None:
-        """Conclude and write what is left, when the process ends."""
+        """Conclude, and finish writing, when the process ends."""
         if not self.is_concluded:
             self.conclude("ended", seconds=time.monotonic() - self._opened_s)
         self.close()
@@ -190,8 +190,8 @@ class LiveRun:
 
     def _entry(self, status: str, *, ending: str = "", reason: str = "", seconds: float = 0.0) -> Launch:
         """Return the entry of this launch in run.json."""
-        own = {record.case: record for record in self._records if record.launch == self.launch}
-        measuring_s = sum(record.measuring_s for record in own.values())
+        records_by_case = {record.case: record for record in self._records if record.launch == self.launch}
+        measuring_s = sum(record.measuring_s for record in records_by_case.values())
         entry: Launch = {
             "stage": STAGE,
             "launch": self.launch,

@@ -205,7 +205,7 @@ class Switch:
         return Prepared(case, is_trial, model, hook)
 
     def commit(self, prepared: Prepared) -> None:
-        """Put the prepared reducer in place of the present one; the wrapper keeps what the script has set on it."""
+        """Replace the present reducer by the prepared one; the wrapper keeps the attributes that the script has set."""
         residuals = self._take_residuals()
         old, new = self.model.__dict__, prepared.model.__dict__
         self.model.__dict__ = {

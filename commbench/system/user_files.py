@@ -25,7 +25,7 @@ def split_callable(text: str, example: str) -> tuple[Path, str]:
     """Return the file and the name of ``FILE.py:CALLABLE``.
 
     Args:
-        text: what the user gave.
+        text: the value of the option, as typed.
         example: name of a callable, for the error.
 
     Raises:

@@ -69,7 +69,7 @@ def start_lab(plan: LabPlan, name: str = DEFAULT_NAME) -> Lab:
 
 
 def check_machine(*, shaped: bool = False) -> None:
-    """Refuse a machine that cannot emulate a cluster, and remove what killed labs have left.
+    """Refuse a machine that cannot emulate a cluster, and remove the directory of labs that were killed.
 
     Args:
         shaped: whether links are to get a rate.
