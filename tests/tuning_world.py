@@ -16,6 +16,7 @@ from commbench.ddp.plan.cases import CALIBRATE, SWEEP, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 from commbench.engine.records import Record
+from commbench.hooks.registry import parse_hook
 from commbench.results.plan import RunRequest, missing_cases
 from commbench.results.record_types import AnyRecord
 from commbench.stats.budgets import TUNING_BUDGETS
@@ -90,7 +91,7 @@ class World:
     """A hook whose block of the calibration takes twice as long."""
 
     def __post_init__(self) -> None:
-        hooks = {case.hook_name for case in self.plan.candidates}
+        hooks = {"fp16", *(case.hook_name for case in self.plan.candidates)}
         self._model = StepModel(
             facts=self.plan.facts,
             network=self.link,
@@ -108,6 +109,8 @@ class World:
         if not case.uses_ddp:
             return FORWARD_MS + BACKWARD_MS + OPTIMIZER_MS
         alone = FORWARD_MS + BACKWARD_MS + OPTIMIZER_MS
+        if case.is_file_hook:  # sends as FP16 does
+            return self.true_ms(replace(case, **parse_hook("fp16")))
         added = self._model.predict(replace(case, phase=SWEEP)).step_ms - alone
         return alone + added * math.exp(self.misfit * _gauss("misfit", _name(case)))
 

@@ -175,7 +175,7 @@ def find_gpus(backend: str, cuda: Any = torch.cuda, *, instead: str = "") -> lis
     Args:
         backend: the backend that needs them, for the message.
         cuda: ``torch.cuda``, or a stand-in.
-        instead: what a person can do instead, for the message.
+        instead: an alternative for the user, as a clause of the message.
 
     Raises:
         InputError: torch finds no GPU, or was built without NCCL.

@@ -322,10 +322,10 @@ class TorchNcclCommunicator(NcclBase, TorchCommunicator[TensorBuffer]):
         """Capture the calls in a CUDA graph on torch's own stream; return its replay on the current stream."""
         self.complete()
         graph = torch.cuda.CUDAGraph()
-        here = torch.cuda.stream(
+        own_stream = torch.cuda.stream(
             torch.cuda.current_stream()
         )  # torch does not restore the stream after a failed capture
-        with here, torch.cuda.graph(graph):
+        with own_stream, torch.cuda.graph(graph):
             for call in calls:
                 call.run()
         return Call(run=graph.replay, keep=tuple(calls))

@@ -94,13 +94,13 @@ def up(
     lab = start_lab(plan, name)
     option, console = _option(lab), make_console()
     _print(lab, console)
-    for use, what in (
+    for use, purpose in (
         (f"exec{option} -- COMMAND", f"runs a command on {plan.hosts[0].name}, or on --host HOST"),
         (f"link{option} HOST down", "cuts a host's link; up restores it, a rate changes it"),
         (f"status{option}", "shows the hosts and their processes"),
         (f"down {name}", "ends everything"),
     ):
-        console.print(f"  commbench lab {use}  {what}", markup=False, soft_wrap=True)
+        console.print(f"  commbench lab {use}  {purpose}", markup=False, soft_wrap=True)
     console.print(NOT_EMULATED, soft_wrap=True)
     return 0
 

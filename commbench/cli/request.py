@@ -296,7 +296,7 @@ def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
 
 
 def plan_identity(requests: Sequence[RunRequest]) -> dict[str, object]:
-    """Return what must be equal to resume a run in its directory, for the stages that are known in advance."""
+    """Return the settings that must be equal to resume a run, for the stages that are known in advance."""
     keys = [case.key for request in requests for case in request.cases]
     digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
     terms = next((request.training for request in requests if request.training), None)
@@ -323,7 +323,7 @@ def run_header(
         name: of the suite or workload.
         requests: as for `plan_identity`.
         info: further entries.
-        identity: what else must be equal to resume the run.
+        identity: further entries that must be equal to resume the run.
     """
     return {
         **(info or RunInfo()),

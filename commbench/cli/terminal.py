@@ -106,8 +106,8 @@ class LineDisplay:
     def launch_finished(self, seconds: float) -> None:
         """Print the duration of the launch and the progress."""
         done, total = self._progress
-        left = f", about {format_duration(self._eta_s)} left" if done < total else ""
-        place = f", {done} of {total} measurements{left}" if total else ", nothing was measured"
+        time_left = f", about {format_duration(self._eta_s)} left" if done < total else ""
+        place = f", {done} of {total} measurements{time_left}" if total else ", nothing was measured"
         self._console.print(f"{self._launch or 'launch'}: {format_duration(seconds)}{place}", markup=False)
 
 
@@ -128,8 +128,8 @@ class BarDisplay(LineDisplay):
         """Move the bar."""
         super().case_started(event)
         ends = time.strftime("%H:%M:%S", time.localtime(time.time() + event.eta_s))
-        left = f"{format_duration(event.eta_s)} left, ends {ends}"
-        self._update(f"{self._launch}: {event.case}", event.done, event.total, left)
+        time_left = f"{format_duration(event.eta_s)} left, ends {ends}"
+        self._update(f"{self._launch}: {event.case}", event.done, event.total, time_left)
 
     def launch_finished(self, seconds: float) -> None:  # noqa: ARG002 - the bar has shown it
         """Remove the bar, so that the result can follow."""

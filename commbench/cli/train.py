@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Annotated
@@ -27,7 +28,7 @@ from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.ddp.plan.cases import PRECISIONS, TrainingSweep
 from commbench.ddp.traces import load_trace
 from commbench.errors import InputError
-from commbench.hooks.registry import HOOKS, hook_words, parse_hook
+from commbench.hooks.registry import HOOKS, canonical_hook, find_file_hooks
 from commbench.launch.probe import probe_workload
 from commbench.results import Store
 from commbench.results.record_types import collective_records
@@ -68,7 +69,8 @@ Hooks = Annotated[
         "--hook",
         metavar="HOOKS",
         help=f"Communication hooks, comma-separated: {join_names(HOOKS)}; topk:0.01 and randomk:0.01 send 1 %, "
-        "powersgd:2 has rank 2; options follow as in topk:0.01:values=float16.",
+        "powersgd:2 has rank 2; options follow as in topk:0.01:values=float16. FILE.py:CALLABLE is a hook of your own: "
+        "a function of (state, bucket), or a factory without required arguments.",
     ),
 ]
 Precisions = Annotated[str, typer.Option("--precision", metavar="NAMES", help=f"Any of {join_names(PRECISIONS)}.")]
@@ -204,6 +206,7 @@ def train(
         # numbers of launches that the user gives are exact
         training_budget = dataclasses.replace(training_budget, aim_s=None)
 
+    find_file_hooks(named.hooks)
     permission = permission_of(named.hooks, is_given="hook" in given_options(context), accepts_loss=accept_loss)
 
     def plan(place: Place) -> Task:
@@ -272,7 +275,7 @@ def join_training(task: Task, training: TrainingPlan) -> Task:
         info={**task.info, **training.info},
         then=training.then,
         seconds=task.estimate_s() + training.estimate_s() if task.requests else training.estimate_s(),
-        conclude=write_recommendation,
+        conclude=functools.partial(write_recommendation, permission=training.permission),
     )
 
 
@@ -321,12 +324,13 @@ def permission_of(hooks: Sequence[str], *, is_given: bool, accepts_loss: bool) -
         is_given: whether the user gave that option.
         accepts_loss: whether the user gave ``--accept-loss``.
     """
-    names = [hook_words(**parse_hook(hook)) for hook in hooks] if is_given else []
+    names = list(map(canonical_hook, hooks)) if is_given else []
     return Permission(named_hooks=names, accepts_loss=accepts_loss)
 
 
-def write_recommendation(store: Store) -> None:
-    """Write the recommendation that follows from the records in the store."""
+def write_recommendation(store: Store, permission: Permission) -> None:
+    """Write the recommendation that follows from the records in the store; a resumed run may permit other hooks."""
+    store.update(**permission.info)
     trainings = store.training_records
     recommendation = recommend(trainings, store.info)
     if recommendation is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -38,7 +39,8 @@ from commbench.cli.train import (
 )
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
-from commbench.launch.probe import probe_workload
+from commbench.hooks.registry import find_file_hooks
+from commbench.launch.probe import probe_hooks, probe_workload
 from commbench.live.command import attach_to, find_program, name_of
 from commbench.live.options import AUTO, LiveOptions, checked_caps, checked_hooks, checked_then
 from commbench.results import load_run
@@ -144,6 +146,7 @@ def tune(
             workload="",
             bucket_cap_mb=tuple(caps),
             allow=tuple(hooks),
+            file_hooks=find_file_hooks(hooks),
             accept_loss=accept_loss,
             steps=steps,
             then=checked_then(then),
@@ -222,6 +225,7 @@ def _start(settings: Settings, command: Sequence[str], options: LiveOptions) -> 
     ``options`` say what may be tried; their results, limit, seed and command follow from the other arguments.
     """
     find_program(command)
+    probe_hooks(options.allow)
     workload = name_of(command)
     out = settings.out or default_out(short_name("tune", workload))
     complete = dataclasses.replace(
@@ -248,12 +252,11 @@ def tuning_task(plan: TuningPlan, left_out: Sequence[str] = ()) -> Task:
             "workload": plan.workload,
             "batch": plan.facts.batch_size,
             "max_accuracy_loss": plan.max_accuracy_loss,
-            **({"accept_loss": True} if plan.permission.accepts_loss else {}),
             "candidates": [[case.hook_name, case.bucket_cap_mb] for case in plan.candidates],
         },
         then=plan.then,
         seconds=plan.estimate_s(),
-        conclude=write_recommendation,
+        conclude=functools.partial(write_recommendation, permission=plan.permission),
     )
 
 

@@ -31,6 +31,7 @@ from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError, UnsupportedError
 from commbench.hooks import BucketMarks, BucketTimes, Hook, PassThrough, make_hook
 from commbench.hooks.message import FLOAT32_BYTES, ring_bytes
+from commbench.hooks.registry import find_hook, hook_source
 from commbench.hooks.step_clock import Mark
 from commbench.system.process import without_collector
 
@@ -102,6 +103,8 @@ class BlockContext:
     device: Device = field(default_factory=Device)
     meter: EnergyMeter | None = None
     """This rank's energy counters; None if energy is not measured."""
+    file_hooks: tuple[str, ...] = ()
+    """See `commbench.hooks.registry.find_file_hooks`."""
     is_alone: bool = True
     """Whether no other training is kept in memory meanwhile."""
 
@@ -178,7 +181,8 @@ class Training:
     def _hook(self) -> Hook | None:
         if not self.case.uses_ddp:
             return None
-        hook = make_hook(self.case.hook, density=self.case.density, options=self.case.options)
+        source = hook_source(self.case.hook, self.context.file_hooks)
+        hook = make_hook(source, density=self.case.density, options=self.case.options)
         return self._register(hook) if hook else None
 
     def _register(self, hook: Hook) -> Hook:
@@ -341,10 +345,10 @@ class Training:
     def _expected_bytes(self) -> float | None:
         """Return the bytes that a rank sends in a step by theory: the hook's, and its share of broadcasting buffers.
 
-        None without DDP, and before DDP has rebuilt its buckets.
+        None without DDP, before DDP has rebuilt its buckets, and for a user's own hook.
         """
         contents = self._bucket_parameters()
-        if not contents:
+        if not contents or find_hook(self.case.hook).is_from_file:
             return None
         ranks = self.context.group.size()
         hook = self.hook if not self.case.is_plain else None

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,11 +15,10 @@ from torch.optim import Optimizer
 from commbench.ddp.local_step import default_optimizer, trainable
 from commbench.ddp.plan.workload import Workload
 from commbench.errors import InputError
+from commbench.system.user_files import failure
 
 #: The largest number of names in a message.
 NAMED = 3
-#: The largest number of characters quoted from an error of a user's own code.
-QUOTED = 300
 
 
 def check_workload(workload: Workload) -> None:
@@ -177,19 +174,6 @@ def named(names: Sequence[str]) -> str:
     listed = ", ".join(names[:NAMED])
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return f"The parameter{'s' if len(names) > 1 else ''} {listed}{more}"
-
-
-def failure(error: BaseException) -> str:
-    """Return an error of a user's own code on one line: its type, text and location."""
-    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":").removesuffix(".")
-    frames = traceback.extract_tb(error.__traceback__)
-    own_frames = [frame for frame in frames if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
-    where = f", {Path(own_frames[-1].filename).name} line {own_frames[-1].lineno}" if own_frames else ""
-    return f"{text[:QUOTED]}{where}"
-
-
-def _is_ours(file: str) -> bool:
-    return Path(file).is_relative_to(Path(__file__).parent.parent) or file.startswith("<")
 
 
 def check_evaluation(workload: Workload) -> None:

@@ -1,7 +1,8 @@
 """The command by which a conductor inspects a workload without importing torch itself.
 
-``python -m commbench.ddp.inspect SPEC [--batch N] [--gpu K]`` prints one line of JSON: ``{"ok": {...}}`` with the
-`WorkloadFacts`, or ``{"error": "a sentence"}``. It imports torch only after checking that torch is installed.
+``python -m commbench.ddp.inspect [SPEC] [--batch N] [--gpu K] [--hook HOOK]...`` prints one line of JSON:
+``{"ok": {...}}`` with the `WorkloadFacts`, or ``{"error": "a sentence"}``. It imports torch only after checking that
+torch is installed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
-from commbench.hooks.registry import make_hook, parse_hook
+from commbench.hooks.registry import find_file_hooks, is_file_hook, make_hook, parse_hook
 
 if TYPE_CHECKING:
     from commbench.ddp.devices import Device
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one line of JSON about a workload; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m commbench.ddp.inspect", description="Inspect a workload.")
-    parser.add_argument("spec", help="a workload's name, trace:NAME, or file.py:callable")
+    parser.add_argument(
+        "spec", nargs="?", help="a workload's name, trace:NAME, or file.py:callable (default: try only the hooks)"
+    )
     parser.add_argument("--batch", type=int, help="samples per rank and step (default: the workload's own)")
     parser.add_argument("--hook", action="append", default=[], help="a hook to make, as NAME:DENSITY:KEY=VALUE")
     parser.add_argument("--seed", type=int, default=0, help="of initial weights and data")
@@ -39,11 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return error.exit_code
-    sys.stdout.write(json.dumps({"ok": facts.to_json()}) + "\n")
+    sys.stdout.write(json.dumps({"ok": facts.to_json() if facts else {}}) + "\n")
     return 0
 
 
-def _inspect_spec(spec: str, batch: int | None, seed: int, hooks: Sequence[str], gpu: int | None) -> WorkloadFacts:
+def _inspect_spec(
+    spec: str | None, batch: int | None, seed: int, hooks: Sequence[str], gpu: int | None
+) -> WorkloadFacts | None:
+    """Return the facts of a workload, after trying the hooks; None without a workload."""
     if importlib.util.find_spec("torch") is None:
         raise InputError("Training needs PyTorch, which is not installed: pip install 'commbench[torch]'.")
     from commbench.ddp.devices import Device, Gpu, gpus_to_train_on
@@ -52,6 +58,8 @@ def _inspect_spec(spec: str, batch: int | None, seed: int, hooks: Sequence[str],
 
     device = Device() if gpu is None else Gpu(gpu % len(gpus_to_train_on()))
     made_hooks = _try_hooks(hooks, device)
+    if spec is None:
+        return None
     workload = load_workload(spec, seed=seed, rank=0, world_size=1, batch_size=batch)
     try:
         facts = inspect_workload(workload, device)
@@ -67,13 +75,17 @@ def _inspect_spec(spec: str, batch: int | None, seed: int, hooks: Sequence[str],
 
 
 def _try_hooks(hooks: Sequence[str], device: Device) -> list[Hook]:
-    """Return each hook, so that an unknown option raises an error before any measurement.
+    """Return each hook, so that an unknown option raises an error before any measurement; import a user's own hooks.
 
     A hook's code is compiled here, outside of any case timeout: on a busy machine it takes longer than a timeout.
     """
     from commbench.ddp.session import compile_hooks
+    from commbench.hooks.from_file import check_file_hook
 
-    cases = [TrainingCase(workload="", world_size=1, batch_per_rank=1, **parse_hook(text)) for text in hooks]
+    for path in find_file_hooks(hooks):
+        check_file_hook(path)
+    shipped = [text for text in hooks if not is_file_hook(text)]
+    cases = [TrainingCase(workload="", world_size=1, batch_per_rank=1, **parse_hook(text)) for text in shipped]
     hooks_or_none = [make_hook(each.hook, density=each.density, options=each.options) for each in cases]
     compile_hooks(cases, device.torch_device)
     return [hook for hook in hooks_or_none if hook is not None]

@@ -228,8 +228,8 @@ def record(
     checked_step(model, loss, next(source), optimizer_in_use)
     times = [local_step(model, loss, next(source), optimizer_in_use) for _ in range(1 + steps)][1:]
     step = median_step(times)
-    how = f"median of {steps} training steps, each gradient timed when it was accumulated"
-    return trace_of(model, step, name=name, batch=batch, recorded=conditions(model, how))
+    method = f"median of {steps} training steps, each gradient timed when it was accumulated"
+    return trace_of(model, step, name=name, batch=batch, recorded=conditions(model, method))
 
 
 def trace_of(model: nn.Module, step: LocalStep, *, name: str, batch: int, recorded: Conditions) -> Trace:
@@ -254,8 +254,8 @@ def trace_of(model: nn.Module, step: LocalStep, *, name: str, batch: int, record
     )
 
 
-def conditions(model: nn.Module, how: str) -> Conditions:
+def conditions(model: nn.Module, method: str) -> Conditions:
     """Return the method, processor and software of a recording."""
     cuda = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
     processor = {"gpu": torch.cuda.get_device_name(cuda)} if cuda else {"cpu": cpu_model()}
-    return {"how": how, **processor, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    return {"how": method, **processor, "threads": torch.get_num_threads(), "torch": torch.__version__}

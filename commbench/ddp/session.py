@@ -26,7 +26,8 @@ from commbench.engine.records import Status, without_result
 from commbench.engine.timing.loops import Progress
 from commbench.errors import InputError, Reason, UnsupportedError
 from commbench.hooks import selectors
-from commbench.hooks.registry import TOP_K, find_hook
+from commbench.hooks.from_file import check_file_hook
+from commbench.hooks.registry import TOP_K, file_hook_name, find_hook
 from commbench.system.clock import clock_domain
 from commbench.system.host import usable_cpus
 
@@ -80,6 +81,7 @@ def train_launch(cases: Sequence[TrainingCase], terms: Terms, rank: TrainingRank
     with contextlib.closing(session):
         for case in cases:  # before any case timeout starts: a user's workload may read much data
             session.build(case)
+        session.load_file_hooks()
         session.divide_blocks(cases)
         blocks = len(session.short_blocks) or terms.blocks
         order = schedule(cases, terms.seed, launch, blocks, watches_drift=terms.watches_drift)
@@ -181,6 +183,8 @@ class _Session:
         self.short_blocks: Sequence[int] = ()
         """Steps of each block of a training that is kept between its blocks; empty: each block is a training."""
         self._kept: dict[str, Training] = {}
+        self._refused_hooks: dict[str, Reason] = {}
+        """Why a rank cannot load a user's own hook, by its name; the same on all ranks."""
 
     def divide_blocks(self, cases: Sequence[TrainingCase]) -> None:
         """Divide the blocks into short ones if so planned and if the trainings of all cases fit into memory."""
@@ -195,6 +199,18 @@ class _Session:
             early = early_steps_of(self.device, self.steps)
             lengths = short_blocks(self.terms.blocks * self.steps, early=early, settling=self.device.settling_steps)
             self.short_blocks = lengths if len(lengths) > self.terms.blocks else ()
+
+    def load_file_hooks(self) -> None:
+        """Import the user's own hooks on all ranks, so that a rank without one refuses its case instead of hanging."""
+        for text in self.terms.file_hooks:
+            reason = None
+            try:
+                check_file_hook(text)
+            except InputError as error:
+                reason = Reason.of(error)
+            refused = next(filter(None, gather_everywhere(self.control, reason)), None)
+            if refused:
+                self._refused_hooks[file_hook_name(text)] = refused
 
     def close(self) -> None:
         """Close the trainings whose last block was not made."""
@@ -238,7 +254,9 @@ class _Session:
         """
         samples: BlockSamples | None = None
         refusal: tuple[Status, Reason] | None = None
-        if self.control.rank < case.world_size:
+        if case.hook in self._refused_hooks:
+            refusal = ("failed", self._refused_hooks[case.hook])
+        elif self.control.rank < case.world_size:
             context = BlockContext(
                 progress=self.progress,
                 group=built.groups.training,
@@ -249,6 +267,7 @@ class _Session:
                 deep=deep,
                 device=self.device,
                 meter=self.meter.own if self.meter.covers(case.backend) else None,
+                file_hooks=self.terms.file_hooks,
                 is_alone=not self.short_blocks,
             )
             is_kept = bool(self.short_blocks) and not last

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
-from commbench.errors import InputError, unknown_choice
+from commbench.errors import InputError, UnpredictedError, unknown_choice
 from commbench.hooks.message import (
     BucketShape,
     Exchange,
@@ -24,6 +25,7 @@ from commbench.hooks.message import (
     random_k_messages,
     top_k_messages,
 )
+from commbench.system.user_files import is_callable_of_file, split_callable
 from commbench.units import TRUTH
 
 if TYPE_CHECKING:
@@ -103,6 +105,8 @@ class HookSpec:
     """Returns whether, with these options, the collectives of a bucket wait for those of the previous bucket."""
     compiles: Callable[[Mapping[str, str]], bool] = lambda _options: False
     """Returns whether the hook with these options uses compiled code, which takes seconds to compile."""
+    is_from_file: bool = False
+    """Whether it is a callable of a user's file: then its messages are unknown, and its bytes can only be measured."""
     needs_shapes: Callable[[Collection[str]], bool] = lambda _options: False
     """Returns whether the size of the messages depends on the shapes of the tensors with these options."""
 
@@ -314,11 +318,15 @@ HOOKS: Mapping[str, HookSpec] = MappingProxyType({spec.name: spec for spec in _S
 
 
 def find_hook(name: str) -> HookSpec:
-    """Return the entry of a hook.
+    """Return the entry of a hook; one of a user's file is named as `file_hook_name` returns it.
 
     Raises:
         InputError: no hook has this name.
     """
+    if is_file_hook(name):
+        return HookSpec(
+            name=name, messages=functools.partial(_unknown_messages, name), formula="measured", is_from_file=True
+        )
     if name not in HOOKS:
         raise unknown_choice("hook", name, [spec.usage for spec in HOOKS.values()])
     return HOOKS[name]
@@ -327,12 +335,54 @@ def find_hook(name: str) -> HookSpec:
 def make_hook(name: str, *, density: float | None = None, options: Mapping[str, str] = _NO_OPTIONS) -> Hook | None:
     """Make the hook of this name, or None for ``none``; ``options`` are its keyword arguments, written as text.
 
+    A hook of a user's file is named with its path, see `hook_source`.
+
     Raises:
         InputError: the name or an option is unknown, a text is not understood, or the density is outside (0, 1].
     """
     spec = find_hook(name)
+    if spec.is_from_file:
+        own: Hook = importlib.import_module("commbench.hooks.from_file").make_file_hook(name)
+        return own
     arguments = spec.arguments(density=density, options=options)
     return spec.load()(**arguments) if spec.class_name else None
+
+
+# ------------------------------------------------------------------------------------------ hooks of a user's file
+
+
+def is_file_hook(text: str) -> bool:
+    """Return whether a hook is a callable of a user's file: ``FILE.py:CALLABLE``."""
+    return is_callable_of_file(text)
+
+
+def file_hook_name(text: str) -> str:
+    """Return the name of a user's own hook in results: its file without directories, and its callable."""
+    return text.replace("\\", "/").rpartition("/")[2]
+
+
+def find_file_hooks(hooks: Iterable[str]) -> tuple[str, ...]:
+    """Return the hooks of a user's files with absolute paths.
+
+    Raises:
+        InputError: a file or the name of a callable is missing, or two hooks have the same name.
+    """
+    found: dict[str, str] = {}
+    for text in (hook.strip() for hook in hooks if is_file_hook(hook.strip())):
+        file, callable_name = split_callable(text, "hook")
+        path = f"{file.absolute()}:{callable_name}"
+        if found.setdefault(file_hook_name(text), path) != path:
+            raise InputError(f"Hooks {path} and {found[file_hook_name(text)]} have the same name: rename a file.")
+    return tuple(found.values())
+
+
+def hook_source(name: str, file_hooks: Iterable[str]) -> str:
+    """Return what `make_hook` takes for a hook that results call ``name``: of a user's file its path, else the name."""
+    return next((path for path in file_hooks if file_hook_name(path) == name), name)
+
+
+def _unknown_messages(name: str, _bucket: BucketShape) -> tuple[Message, ...]:
+    raise UnpredictedError("hook_bytes_unknown", hook=name)
 
 
 # ------------------------------------------------------------------------------------------------ on a command line
@@ -352,6 +402,8 @@ def parse_hook(text: str) -> HookFields:
     Raises:
         InputError: an unknown hook, a missing or superfluous number, or a density outside (0, 1].
     """
+    if is_file_hook(text.strip()):
+        return {"hook": file_hook_name(text.strip()), "density": None, "hook_options": ""}
     name, *rest = text.strip().split(":")
     spec = find_hook(name)
     numbers, pairs = [part for part in rest if "=" not in part], [part for part in rest if "=" in part]
@@ -383,6 +435,11 @@ def hook_words(hook: str, density: float | None, hook_options: str) -> str:
     texts = split_options(hook_options)
     number = texts.pop("rank", "") if density is None else f"{density:g}"
     return ":".join([hook, *([number] if number else []), *(f"{key}={value}" for key, value in texts.items())])
+
+
+def canonical_hook(text: str) -> str:
+    """Return a hook as results name it; raise InputError as `parse_hook` does."""
+    return hook_words(**parse_hook(text.strip()))
 
 
 def split_options(text: str) -> dict[str, str]:

@@ -126,8 +126,8 @@ class _StageRun:
     def _launch(self, launch: int) -> Ending:
         """Measure what a launch lacks; after a failure, start new ranks."""
         ending: Ending | None = None
-        while ending is None and (missing := self._missing(launch)):
-            ending = self._obstacle(launch, slices=self.request.slices(missing))
+        while ending is None and (missing_cases := self._missing(launch)):
+            ending = self._obstacle(launch, slices=self.request.slices(missing_cases))
             if ending is None:
                 attempt = self._plan(launch)
                 ending = self._judge(self._supervise(attempt), attempt)
@@ -212,9 +212,9 @@ class _StageRun:
             text = f"stopped after {ledger.failures_in_a_row} failed launches in a row"
             return replace(ending, reason=text if ledger.failed else f"{text}: {ending.reason}")
         without = launch.failed_case
-        how = f"without {without}" if without else f"after a failure between cases: {ending.reason}"
+        continuation = f"without {without}" if without else f"after a failure between cases: {ending.reason}"
         if self._missing(number):
-            self._warn(f"Launch {number + 1} goes on {how}.")
+            self._warn(f"Launch {number + 1} goes on {continuation}.")
         else:  # each case has a visit, or has failed
             self._warn(f"Launch {number + 1} has fewer visits than planned: {ending.reason}.")
         return None

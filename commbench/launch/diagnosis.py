@@ -166,7 +166,7 @@ def diagnose_silent(ranks: Sequence[int], host: str, since: str, process_state: 
 
 
 def diagnose_lost_hosts(lost: Mapping[str, Sequence[int]], since: str, own_host: str, *, is_alone: bool) -> Diagnosis:
-    """Name hosts whose ranks send no heartbeats; if several hosts are silent and no other answers, suspect this host.
+    """Name silent hosts; if several are silent and no other host answers, this host may be cut off.
 
     Args:
         lost: the ranks of each such host.
@@ -238,18 +238,20 @@ def diagnose_exit(
     """
     text = " ".join(" ".join(stderr_lines).split())
     processes = processes or {}
-    left = find_exit(text, processes)
+    rank_exit = find_exit(text, processes)
     causes = [error for error in errors if not is_connection_lost(error.message)]
-    if left and left.signal and not left.is_late:
-        return _diagnose_left(left, is_out_of_memory)
+    if rank_exit and rank_exit.signal and not rank_exit.is_late:
+        return _diagnose_rank_exit(rank_exit, is_out_of_memory)
     if causes:
         return diagnose_error(causes[0])
     lost = silent or _diagnose_lost_daemon(find_lost_daemon(text))
-    if lost or (errors and not left):
+    if lost or (errors and not rank_exit):
         return lost or diagnose_error(errors[0])
     if peer := find_lost_peer(text):
         return _diagnose_lost_peer(peer, processes)
-    return _diagnose_unknown(stderr_lines, returncode, _diagnose_left(left, is_out_of_memory) if left else None)
+    return _diagnose_unknown(
+        stderr_lines, returncode, _diagnose_rank_exit(rank_exit, is_out_of_memory) if rank_exit else None
+    )
 
 
 def _diagnose_lost_daemon(host: str) -> Diagnosis | None:
@@ -259,15 +261,20 @@ def _diagnose_lost_daemon(host: str) -> Diagnosis | None:
     return Diagnosis(rank=None, host=host, state="lost", reason=reason)
 
 
-def _diagnose_left(left: RankExit, is_out_of_memory: Callable[[str], bool | None]) -> Diagnosis:
-    name = name_rank(left.rank, left.host)
-    reason = Reason(code="rank_left", subject=name, parameters={"status": left.code, "remedy": ""})
-    if left.signal:
-        memory = _OUT_OF_MEMORY[is_out_of_memory(left.host)] if left.signal == _SIGKILL else ""
-        meaning = _SIGNALS.get(left.signal, "see signal(7)")
-        parameters: dict[str, str | int] = {"signal": left.signal, "meaning": meaning, "memory": memory, "remedy": ""}
+def _diagnose_rank_exit(rank_exit: RankExit, is_out_of_memory: Callable[[str], bool | None]) -> Diagnosis:
+    name = name_rank(rank_exit.rank, rank_exit.host)
+    reason = Reason(code="rank_left", subject=name, parameters={"status": rank_exit.code, "remedy": ""})
+    if rank_exit.signal:
+        memory = _OUT_OF_MEMORY[is_out_of_memory(rank_exit.host)] if rank_exit.signal == _SIGKILL else ""
+        meaning = _SIGNALS.get(rank_exit.signal, "see signal(7)")
+        parameters: dict[str, str | int] = {
+            "signal": rank_exit.signal,
+            "meaning": meaning,
+            "memory": memory,
+            "remedy": "",
+        }
         reason = Reason(code="rank_killed", subject=name, parameters=parameters)
-    return _diagnose_rank(left.rank, left.host, reason)
+    return _diagnose_rank(rank_exit.rank, rank_exit.host, reason)
 
 
 def _diagnose_rank(rank: int | None, host: str, reason: Reason) -> Diagnosis:
@@ -293,12 +300,12 @@ def _diagnose_lost_peer(peer: LostPeer, processes: Processes) -> Diagnosis:
     return Diagnosis(rank=rank, host=host, state="has died", reason=reason)
 
 
-def _diagnose_unknown(lines: Sequence[str], returncode: int, left: Diagnosis | None) -> Diagnosis:
+def _diagnose_unknown(lines: Sequence[str], returncode: int, diagnosis: Diagnosis | None) -> Diagnosis:
     """Return an exit without another cause, or the launcher's own end, with a remedy if one is known."""
     remedy = explain(lines)
-    if left:
-        parameters = {**left.reason.parameters, "remedy": f": {remedy}" if remedy else ""}
-        return replace(left, reason=replace(left.reason, parameters=parameters))
+    if diagnosis:
+        parameters = {**diagnosis.reason.parameters, "remedy": f": {remedy}" if remedy else ""}
+        return replace(diagnosis, reason=replace(diagnosis.reason, parameters=parameters))
     reason = Reason(code="launcher_ended", parameters={"status": returncode, "last_line": last_line(lines)})
     if remedy:
         reason = Reason(code="ranks_not_started", parameters={"remedy": remedy})
@@ -306,7 +313,7 @@ def _diagnose_unknown(lines: Sequence[str], returncode: int, left: Diagnosis | N
 
 
 class MemoryKills:
-    """Counts what the kernel kills on this host for lack of memory, from now on; in a memory control group, too."""
+    """Detects that the kernel has killed a process on this host for lack of memory since this object was made."""
 
     def __init__(self, file: Path = Path("/proc/vmstat")) -> None:
         self._file = file
@@ -338,7 +345,7 @@ _FATAL = "Fatal Python error"
 
 
 def describe_place(stack: Sequence[str]) -> str:
-    """Return what a thread is doing: its innermost frame of commbench, torch or mpi4py, else its innermost frame."""
+    """Return the place of a thread: its innermost frame of commbench, torch or mpi4py, else its innermost frame."""
     library_frames = [frame for frame in stack if frame.startswith(_OWN_FRAMES) and not frame.startswith(_WRAPPERS)]
     place, _, function = (library_frames or list(stack) or ["nowhere that is known"])[0].partition(" in ")
     return f"{function} ({place})" if function else place
@@ -353,7 +360,7 @@ def group_by_place(places: Mapping[int, str]) -> list[OtherRanks]:
 
 
 def find_crash_report(lines: Sequence[str]) -> list[str]:
-    """Return what the interpreter has printed of a process that died of a signal; empty if nothing."""
+    """Return the interpreter's report on a process that died of a signal; empty without a report."""
     starts = [index for index, line in enumerate(lines) if _FATAL in line]
     return list(lines[starts[0] :]) if starts else []
 
@@ -388,10 +395,10 @@ class Evidence:
         """Return all that is known of a failure.
 
         Args:
-            diagnosis: what has ended the launch.
+            diagnosis: the cause of the launch's end.
             case: the case in which the launch ended, if any.
             processes: of the ranks, as far as known.
-            printed: what interpreters may have printed of a dying rank.
+            printed: reports of interpreters on dying ranks.
         """
         host, pid = processes.get(-1 if diagnosis.rank is None else diagnosis.rank, (diagnosis.host, None))
         others = {rank: self._place(rank, case) for rank in sorted(self.located) if rank != diagnosis.rank}

@@ -153,12 +153,14 @@ def _own_host(rank: int, places: Sequence[Place]) -> Host | None:
 
     Its ``topology`` (`commbench.system.topology`) also has ``ranks``: the ``numa_nodes`` of each ``rank``.
     """
-    here = [place for place in places if place.host == places[rank].host]
-    if here[0].rank != rank:
+    host_places = [place for place in places if place.host == places[rank].host]
+    if host_places[0].rank != rank:
         return None
     topology = collect_topology(emulated=emulated_conditions())
-    topology["ranks"] = [{"rank": place.rank, "numa_nodes": nodes_of(place.cpus, topology["numa"])} for place in here]
-    allowed = len({cpu for place in here for cpu in place.cpus})
+    topology["ranks"] = [
+        {"rank": place.rank, "numa_nodes": nodes_of(place.cpus, topology["numa"])} for place in host_places
+    ]
+    allowed = len({cpu for place in host_places for cpu in place.cpus})
     return {**collect_host(), "cpus_allowed": allowed, "topology": topology}
 
 
@@ -166,7 +168,7 @@ def header_fields(session: Session, info: RunInfo) -> RunInfo:
     """Return the entries of run.json that a session changes; ``info`` are its present entries.
 
     The environment of the first launch stays; libraries that only a later launch used are added. ``clock`` is
-    the worst agreement over all launches, ``energy`` what the launch counted that counted least.
+    the worst agreement over all launches, ``energy`` comes from the launch with the fewest counted devices.
     """
     ranks = session["ranks"]
     hosts = [rank["host"] for rank in ranks]

@@ -128,7 +128,7 @@ class Heart:
     Args:
         rank: this rank's number.
         progress: written by the timed loops.
-        report: hears each heartbeat and stack.
+        report: called with each heartbeat and stack.
         patience: how long the rank may make no progress.
         leave_with_parent: end the rank when the process that has started it is gone.
         signals: the signals that the rank answers; None: none.

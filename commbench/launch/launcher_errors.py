@@ -199,7 +199,7 @@ _SHM = re.compile(r"not enough space for /dev/shm")
 
 
 def explain(lines: Sequence[str]) -> str:
-    """Return what keeps ranks from starting, as a clause of a sentence; empty if no known error was written."""
+    """Return a clause on why ranks could not start; empty without a known error in the output."""
     text = " ".join(" ".join(lines).split())
     for pattern, sentence in _REMEDIES:
         if match := pattern.search(text):
@@ -208,7 +208,7 @@ def explain(lines: Sequence[str]) -> str:
 
 
 def find_warning(lines: Sequence[str]) -> str:
-    """Return what slows down a launch that succeeded, as a clause; empty if no known warning was written."""
+    """Return a clause on the cause that slows down a successful launch; empty without a known warning in the output."""
     if _SHM.search(" ".join(" ".join(lines).split())):
         return "/dev/shm is full, so ranks of one host could not exchange messages in memory; make room there"  # noqa: S108 - not a file of ours
     return ""

@@ -53,7 +53,7 @@ class Ledger:
 
     Args:
         store: the run.
-        display: hears events.
+        display: receives events.
         launcher: name of the launcher.
         fail_fast: whether the first failure ends the run.
         status: of the run while a launch is in progress; it remains if the invocation is killed.
@@ -135,7 +135,7 @@ class Ledger:
 
         Args:
             ending: of the last launch.
-            next_step: what further invocations have to measure; empty if nothing.
+            next_step: the measurements left to further invocations; empty if complete.
             signal: the signal that interrupted the run.
         """
         is_cut = ending.status == "cut"
@@ -196,9 +196,9 @@ class Remaining:
     """Cases of the stage in all launches, measured or not."""
 
     @classmethod
-    def of(cls, request: RunRequest, missing: Iterable[Sequence[AnyCase]], *, total: int) -> Remaining:
+    def of(cls, request: RunRequest, missing_cases: Iterable[Sequence[AnyCase]], *, total: int) -> Remaining:
         """Return the remaining work from the missing cases of each launch."""
-        by_launch = [cases for cases in missing if cases]
+        by_launch = [cases for cases in missing_cases if cases]
         return cls(
             cases=sum(map(len, by_launch)),
             slices=sum(map(request.slices, by_launch)),
@@ -208,12 +208,12 @@ class Remaining:
 
 
 class LaunchLedger:
-    """One launch in the ledger: hears what its ranks report.
+    """One launch in the ledger: the listener of its ranks' events.
 
     Args:
         ledger: of the run.
         request: the stage of the launch.
-        plan: what the launch measures.
+        plan: the cases of the launch, and how they are measured.
         times: of the stage; learns from the launch.
         begun: when the launch began, by the monotonic clock.
         remaining: work of the stage when the launch begins.
@@ -281,12 +281,12 @@ class LaunchLedger:
         self.has_begun = True
         self._current = case
         slice_s = slice_seconds(self.request, self.ledger.store.records)
-        left = self._remaining
+        remaining = self._remaining
         eta_s = self._times.eta_s(
-            time.monotonic(), slices=left.slices, launches=max(0, left.launches - 1), slice_s=slice_s
+            time.monotonic(), slices=remaining.slices, launches=max(0, remaining.launches - 1), slice_s=slice_s
         )
-        done = left.total - math.ceil(left.cases - ROUNDING)
-        self.ledger.display.on(CaseProgress(done=done, total=left.total, case=str(case), eta_s=eta_s))
+        done = remaining.total - math.ceil(remaining.cases - ROUNDING)
+        self.ledger.display.on(CaseProgress(done=done, total=remaining.total, case=str(case), eta_s=eta_s))
 
     def _finish(self, record: AnyRecord, share: float) -> None:
         """Keep a record; a configuration that fails to train on all ranks alike would do so again."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError
+from commbench.hooks.registry import find_file_hooks
 from commbench.launch.identity import identify
 from commbench.launch.launchers import MpirunLauncher, Placement, choose_launcher
 from commbench.schema import JsonObject
@@ -22,7 +23,7 @@ WORKLOAD_TIMEOUT_S = 600
 
 
 def probe_mpi() -> JsonObject:
-    """Start two ranks; return what they found: library, launcher, seconds in MPI_Init, transport on this host.
+    """Start two ranks; return their findings: library, launcher, seconds in MPI_Init, transport on this host.
 
     A missing or broken MPI gives ``problem``, a sentence, instead.
     """
@@ -69,14 +70,29 @@ def probe_workload(
     """
     options = [f"--hook={hook}" for hook in hooks] + ([f"--batch={batch}"] if batch else [])
     options += [f"--gpu={identify(os.environ).local_rank}"] if TRAINING_BACKENDS[backend].uses_gpu else []
-    command = [sys.executable, "-m", "commbench.ddp.inspect", workload, *options]
     # The probe may take a minute. Only a terminal shows it: a log of bad input holds nothing but its sentence.
     if sys.stderr.isatty() and identify(os.environ).rank == 0:
         sys.stderr.write(f"Trying out workload {workload} ...\n")
+    return WorkloadFacts.from_json(_inspected([workload, *options], f"Workload {workload}"))
+
+
+def probe_hooks(hooks: Sequence[str]) -> None:
+    """Import the user's own hooks in a process of its own; without any do nothing.
+
+    Raises:
+        InputError: a hook cannot be imported, or is none.
+    """
+    file_hooks = find_file_hooks(hooks)
+    if file_hooks:
+        _inspected([f"--hook={path}" for path in file_hooks], f"Hook {', '.join(file_hooks)}")
+
+
+def _inspected(words: Sequence[str], subject: str) -> JsonObject:
+    """Return the answer of `commbench.ddp.inspect` to these words."""
     one_thread = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     try:
         done = subprocess.run(
-            command,
+            [sys.executable, "-m", "commbench.ddp.inspect", *words],
             env={**os.environ, **one_thread},
             capture_output=True,
             text=True,
@@ -86,14 +102,15 @@ def probe_workload(
         answer = json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         raise InputError(
-            f"Workload {workload} has made no local step in {WORKLOAD_TIMEOUT_S} s; choose a smaller batch."
+            f"{subject} has made no local step in {WORKLOAD_TIMEOUT_S} s; choose a smaller batch."
         ) from None
     except (ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-        raise InputError(f"Workload {workload} cannot be tried out: {last}") from None
+        raise InputError(f"{subject} cannot be tried out: {last}") from None
     if "error" in answer:
         raise InputError(str(answer["error"]))
-    return WorkloadFacts.from_json(answer["ok"])
+    facts: JsonObject = answer["ok"]
+    return facts
 
 
 def main() -> None:

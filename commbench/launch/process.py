@@ -112,8 +112,8 @@ class Launched:
     ) -> None:
         """Handle output for ``seconds``, or until the launch is over or ``until`` returns True."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 and not self.over and not until():
-            handle(self.next_output(min(left, 0.05)))
+        while (remaining_s := end - time.monotonic()) > 0 and not self.over and not until():
+            handle(self.next_output(min(remaining_s, 0.05)))
 
     def ask_for_stacks(self, pids: Collection[int], *, by_launcher: bool) -> None:
         """Make every rank report its stacks: by the launcher if it forwards signals, else only ranks on this host."""

@@ -55,7 +55,7 @@ def format_event(event: RankEvent) -> str:
 
 
 def format_short(event: RankEvent) -> str:
-    """Return the line for an event, with its message or stack cut to what a pipe takes in one piece."""
+    """Return the line for an event, with its message or stack cut to the size that a pipe takes in one piece."""
     fields = dict(vars(event))
     if isinstance(event, RankError):
         fields["message"] = event.message[:LONGEST_TEXT]

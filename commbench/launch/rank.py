@@ -76,7 +76,7 @@ class RankWork:
 
         Args:
             plan: of the launch.
-            listener: hears what happens, on rank 0; None elsewhere.
+            listener: receives events, on rank 0; None elsewhere.
 
         Raises:
             InputError: a backend cannot be opened.
@@ -298,8 +298,8 @@ def run_process(
         identity: this rank.
         heart: started already.
         work: measures; returns the backends to close.
-        on_error: hears why this rank ends all others, before it does.
-        on_refusal: hears on rank 0 why nothing can be measured, before all ranks leave.
+        on_error: called with the reason before this rank ends all others.
+        on_refusal: called on rank 0 with the reason for which nothing can be measured, before all ranks leave.
         status: returns the exit status of a rank that has done its work.
     """
     faulthandler.enable()

@@ -74,8 +74,8 @@ class OwnLaunch(LaunchLedger):
             ending = Ending(status="interrupted", reason="interrupted by SIGINT")
         else:
             self.ledger.cut(self.request)
-            missing = unmeasured_clause(self.request, self.ledger.store.records)
-            ending = Ending(status="cut", reason=f"the time limit ended the launch{missing}")
+            unmeasured = unmeasured_clause(self.request, self.ledger.store.records)
+            ending = Ending(status="cut", reason=f"the time limit ended the launch{unmeasured}")
         self.close(ending)
         stage = f"stage {self.request.name} has got its launch and the next stage has not begun"
         self.code = self.ledger.close(ending, next_step="" if self.is_last_stage else stage, signal=signal.SIGINT)

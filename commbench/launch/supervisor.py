@@ -58,10 +58,10 @@ class Supervisor:
     """One launch.
 
     Args:
-        plan: what the ranks do.
+        plan: the plan that the ranks carry out.
         ranks: their number.
         launcher: starts them.
-        listener: hears what rank 0 reports.
+        listener: receives rank 0's events.
         interrupts: ends the launch once it has noted a signal.
     """
 
@@ -105,16 +105,16 @@ class Supervisor:
             launched.close()
 
     def _watch(self, launched: Launched) -> Ending:
-        looked = time.monotonic()
+        last_look = time.monotonic()
         while launched.returncode is None:
             self._handle(launched.next_output(LOOK_S))
             if self._interrupts.number is not None and self._is_over(launched):
                 launched.stop(self._handle)
                 return self._interrupted()
             now = time.monotonic()
-            if now - looked < LOOK_S:
+            if now - last_look < LOOK_S:
                 continue
-            looked = now
+            last_look = now
             hang = self._watchdog.stuck(now)
             if hang:
                 return self._tear_down(launched, hang)
@@ -141,7 +141,9 @@ class Supervisor:
         self._evidence.forget_stacks()
         launched.ask_for_stacks(self._watchdog.pids, by_launcher=self._launcher.forwards_signals)
         launched.drain(STACKS_S, self._handle, until=lambda: self._evidence.located >= set(self._watchdog.pids))
-        failed = self._evidence.failed_rank(hang, self._case, self._watchdog.processes, self._printed(launched, hang))
+        failed_rank = self._evidence.failed_rank(
+            hang, self._case, self._watchdog.processes, self._printed(launched, hang)
+        )
         self.stack_lines = self._evidence.lines()
         is_reached = launched.stop(self._handle)
         if self._is_complete:
@@ -149,12 +151,12 @@ class Supervisor:
         return Ending.broken(
             "hung",
             hang_reason(self._watchdog.timeout, str(hang.reason)),
-            failed_rank=failed,
+            failed_rank=failed_rank,
             is_host_lost=hang.is_lost and not is_reached,
         )
 
     def _printed(self, launched: Launched, hang: Diagnosis) -> list[str]:
-        """Return what the interpreter prints of a rank on this host that cannot report its stacks itself."""
+        """Return the interpreter's report on a rank of this host that cannot report its stacks itself."""
         pid = self._watchdog.pids.get(-1 if hang.rank is None else hang.rank)
         if pid is None or hang.rank in self._evidence.located or hang.host != socket.gethostname():
             return []
@@ -190,8 +192,8 @@ class Supervisor:
             return Ending(status="ok", reason=reason)
         self.stack_lines = self._evidence.lines()
         printed = find_crash_report(list(self.stderr))
-        failed = self._evidence.failed_rank(diagnosis, self._case, self._watchdog.processes, printed)
-        return Ending.broken("failed", diagnosis.reason, failed_rank=failed)
+        failed_rank = self._evidence.failed_rank(diagnosis, self._case, self._watchdog.processes, printed)
+        return Ending.broken("failed", diagnosis.reason, failed_rank=failed_rank)
 
     @property
     def _case(self) -> AnyCase | None:

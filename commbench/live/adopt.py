@@ -12,6 +12,7 @@ from pathlib import Path
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
+from commbench.hooks.registry import find_file_hooks
 from commbench.live.options import AUTO, LiveOptions, Then, checked_caps, checked_hooks, checked_then
 from commbench.live.session import LiveTuning
 from commbench.results.recommendation import Choice, Recommendation
@@ -55,7 +56,8 @@ def autotune(
         out: the run directory; default: ``results/tune-NAME`` in the working directory. Rank 0 writes it.
         bucket_cap_mb: MiB such as ``25``, ``default``, or lists such as ``1+5+25``; ``auto``: one for each different
             layout of the model's buckets.
-        allow: hooks to try, as ``commbench train --hook`` takes them; ``none`` is DDP without a hook.
+        allow: hooks to try, as ``commbench train --hook`` takes them; ``none`` is DDP without a hook, and
+            ``FILE.py:CALLABLE`` a hook of your own.
         accept_loss: whether lossy hooks of ``allow`` may be recommended; otherwise only their speedup is stated.
         steps: optimiser steps after which tuning ends; None: when it is decided.
         time_limit: seconds after which tuning ends; None: no limit.
@@ -70,12 +72,14 @@ def autotune(
         raise InputError(
             f"autotune was given a {type(ddp_model).__name__}: give it the DistributedDataParallel object you train."
         )
+    hooks = checked_hooks(allow)
     name = workload or Path(sys.argv[0]).name or type(ddp_model.module).__name__
     options = LiveOptions(
         out=str(Path(out if out is not None else f"results/tune-{Path(name).stem}").absolute()),
         workload=name,
         bucket_cap_mb=checked_caps([bucket_cap_mb] if isinstance(bucket_cap_mb, str) else bucket_cap_mb),
-        allow=tuple(checked_hooks(allow)),
+        allow=tuple(hooks),
+        file_hooks=find_file_hooks(hooks),
         accept_loss=accept_loss,
         steps=steps,
         time_limit_s=time_limit,

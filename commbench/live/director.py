@@ -20,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.plan.cases import CONFIRM, TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import without_result
+from commbench.errors import Reason
 from commbench.live.instructions import Instruction, Order, say
 from commbench.live.options import DOING, LiveOptions
 from commbench.live.run import LiveFacts, LiveRun
@@ -38,7 +40,7 @@ class BaseDirector(ABC):
 
     Args:
         ddp_model: the script's model.
-        options: what to do, and where results go.
+        options: the settings to try, and the directory of the results.
         settings: those that the run measures, the script's own first.
         facts: of the training.
 
@@ -79,7 +81,7 @@ class BaseDirector(ABC):
 
     @abstractmethod
     def next_instruction(self, step: int) -> Instruction:
-        """Return what comes next; ``step`` is the number of steps that the training has made."""
+        """Return the next instruction; ``step`` is the number of steps that the training has made."""
 
     @abstractmethod
     def refuse(self, setting: TrainingCase, reason: str) -> None:
@@ -138,7 +140,7 @@ class Director(BaseDirector):
 
     Args:
         ddp_model: the script's model.
-        options: what may be tried, and where results go.
+        options: the settings that may be tried, and the directory of the results.
         original: the script's own setting.
         facts: of the training.
 
@@ -232,7 +234,9 @@ class Director(BaseDirector):
     def refuse(self, setting: TrainingCase, reason: str) -> None:
         """Leave out a setting that a rank could not prepare."""
         number = self.settings.index(setting)
-        say(f"{Choice(**setting_of(setting)).name} is left out: {reason or 'another rank could not prepare it'}")
+        why = reason or "another rank could not prepare it"
+        say(f"{Choice(**setting_of(setting)).name} is left out: {why}")
+        self._run.append(without_result(self._new_record(setting), "failed", Reason.stated(why)))
         self._experiment.leave_out(number)
         self._block = None
 
@@ -269,7 +273,7 @@ class Progress:
         self._is_shown = False
 
     def show(self, step: int, setting: TrainingCase, phase: str) -> None:
-        """Show the step and what is tried."""
+        """Show the step and the setting that is tried."""
         if self._is_terminal:
             part = "confirming" if phase == CONFIRM else "trying"
             name = Choice(**setting_of(setting)).name

@@ -1,4 +1,4 @@
-"""What rank 0 tells all ranks at a block end, and what commbench tells people during a training."""
+"""Instructions of rank 0 to all ranks at a block end, and messages of commbench during a training."""
 
 from __future__ import annotations
 

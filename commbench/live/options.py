@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args
 
 from commbench.ddp.plan.cases import canonical_cap
 from commbench.errors import InputError, check_choice
-from commbench.hooks.registry import HOOKS, parse_hook, split_options
+from commbench.hooks.registry import HOOKS, find_file_hooks, find_hook, parse_hook, split_options
 from commbench.schema import JsonObject, read_as
 
 #: The environment variable that holds `LiveOptions` as JSON in every process of the training.
@@ -39,6 +39,8 @@ class LiveOptions:
     """Bucket sizes to choose from, as in ``ddp.csv``; empty: one for each different layout of the model's buckets."""
     allow: tuple[str, ...] = ()
     """Hooks to try beside the script's own setting, as ``--hook`` takes them."""
+    file_hooks: tuple[str, ...] = ()
+    """See `commbench.hooks.registry.find_file_hooks`."""
     accept_loss: bool = False
     """Whether lossy hooks may be recommended whatever they do to learning."""
     steps: int | None = None
@@ -78,7 +80,7 @@ class LiveOptions:
 
 
 def checked_then(text: str) -> Then:
-    """Return what follows the decision.
+    """Return the action after the decision, checked.
 
     Raises:
         InputError: it is not one of `Then`.
@@ -101,12 +103,13 @@ def checked_hooks(names: Iterable[str]) -> list[str]:
     """Return hooks that may be recommended as ``--hook`` takes them: a bare name gets its usual number.
 
     Raises:
-        InputError: an unknown hook or option, a value that is not understood, or a hook that only measures.
+        InputError: an unknown hook or option, one that only measures, or one of a file that is missing.
     """
     hooks = [HOOKS[name].usual if name in HOOKS else name for name in names]
+    find_file_hooks(hooks)
     for hook in hooks:
         fields = parse_hook(hook)
-        spec = HOOKS[fields["hook"]]
+        spec = find_hook(fields["hook"])
         spec.arguments(density=fields["density"], options=split_options(fields["hook_options"]))
         if spec.is_instrument:
             raise InputError(

@@ -167,7 +167,7 @@ def gather_conditions(ranks: Ranks, ddp_model: DistributedDataParallel) -> Sessi
 
 
 def _gpu(device: torch.device) -> str:
-    """Return what tells a GPU from the others of its machine; empty on CPUs."""
+    """Return an identifier of the GPU that is unique on its machine; empty on CPUs."""
     if device.type != "cuda":
         return ""
     return pci_address(torch.cuda.get_device_properties(device)) or str(device)

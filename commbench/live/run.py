@@ -16,6 +16,7 @@ from commbench.analysis.watched import watched_lines
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError, LaunchError
+from commbench.hooks.registry import canonical_hook
 from commbench.launch.events import Session
 from commbench.launch.facts import header_fields, refuse_other_conditions
 from commbench.launch.tables import write_tables
@@ -150,15 +151,15 @@ class LiveRun:
 
     def add_losses(self, losses: Iterable[tuple[int, float]]) -> None:
         """Write the losses of optimiser steps, each a pair of the step and its loss."""
-        own = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in losses]
-        self._writer.do(lambda: append_losses(self._store.path, own))
+        launch_losses = [Loss(launch=self.launch, step=step, loss=loss) for step, loss in losses]
+        self._writer.do(lambda: append_losses(self._store.path, launch_losses))
 
     def conclude(self, ending: str, *, reason: str = "", seconds: float = 0.0) -> Recommendation | None:
         """Decide from all launches of the directory; the files follow in the background.
 
         Args:
             ending: as `commbench.tuner.experiment.Experiment.ending`, or ``released``, ``failed``, ``ended``.
-            reason: a clause for people; empty: what the ending says.
+            reason: a clause for the message; empty: the usual one of the ending.
             seconds: how long the tuning took.
 
         Returns:
@@ -181,7 +182,7 @@ class LiveRun:
         self._writer.wait()
 
     def _end(self) -> None:
-        """Conclude and write what is left, when the process ends."""
+        """Conclude, and finish writing, when the process ends."""
         if not self.is_concluded:
             self.conclude("ended", seconds=time.monotonic() - self._opened_s)
         self.close()
@@ -189,8 +190,8 @@ class LiveRun:
 
     def _entry(self, status: str, *, ending: str = "", reason: str = "", seconds: float = 0.0) -> Launch:
         """Return the entry of this launch in run.json."""
-        own = {record.case: record for record in self._records if record.launch == self.launch}
-        measuring_s = sum(record.measuring_s for record in own.values())
+        records_by_case = {record.case: record for record in self._records if record.launch == self.launch}
+        measuring_s = sum(record.measuring_s for record in records_by_case.values())
         entry: Launch = {
             "stage": STAGE,
             "launch": self.launch,
@@ -276,7 +277,7 @@ def _header(
 
 def _permissions(options: LiveOptions) -> RunInfo:
     """Return the entries of run.json on what may be recommended."""
-    return {"named_hooks": options.allow, "accepts_loss": options.accept_loss}
+    return {"named_hooks": list(map(canonical_hook, options.allow)), "accepts_loss": options.accept_loss}
 
 
 def _argv(options: LiveOptions) -> list[str]:
@@ -286,13 +287,16 @@ def _argv(options: LiveOptions) -> list[str]:
     limits = {"--steps": options.steps, "--time-limit": options.time_limit_s}
     words = [word for name, limit in limits.items() if limit is not None for word in (name, f"{limit:g}")]
     words += ["--bucket-cap-mb", ",".join(options.bucket_cap_mb)] if options.bucket_cap_mb else []
-    words += ["--allow", ",".join(options.allow)] if options.allow else []
+    words += ["--allow", ",".join(map(_shown, options.allow))] if options.allow else []
     words += ["--accept-loss"] if options.accept_loss else []
     words += ["--then", options.then] if options.then != "go-on" else []
-    out = Path(options.out)
-    here = Path.cwd()
-    shown = out.relative_to(here) if out.is_relative_to(here) else out  # kept runs name no folder of a machine
-    return ["commbench", options.mode, *words, "--out", str(shown), "--", *options.argv]
+    return ["commbench", options.mode, *words, "--out", _shown(options.out), "--", *options.argv]
+
+
+def _shown(text: str) -> str:
+    """Return a path as run.json names it, relative to the working directory; kept runs name no folder of a machine."""
+    path, here = Path(text), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _refuse_other_baseline(store: Store, baseline: TrainingCase) -> None:

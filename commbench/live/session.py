@@ -58,7 +58,7 @@ class LiveTuning:
 
     Args:
         ddp_model: the script's model; its reducer is exchanged between steps.
-        options: what may be tried, and where results go.
+        options: the settings that may be tried, and the directory of the results.
         framework: the library that made the DDP object, such as ``transformers``; empty: the script itself.
         on_begin: called at the first training forward pass of the model.
     """
@@ -138,7 +138,7 @@ class LiveTuning:
         return self._model.join_hook(**arguments)
 
     def _state(self) -> StateDict:
-        """Return what a copy or a pickle of the model holds: nothing of the tuning."""
+        """Return the state of the model for copies and pickles, without the tuning."""
         state: StateDict = {**DistributedDataParallel.__getstate__(self._model)}
         hooks = self._boundaries.hooks if self._boundaries is not None else set()
         before = state["_forward_pre_hooks"]
@@ -187,7 +187,7 @@ class LiveTuning:
             self.release(reason)
             return
         self._settings = [TrainingCase.from_key(key) for key in keys]
-        self._switch = Switch(self._model, self._settings[0])
+        self._switch = Switch(self._model, self._settings[0], file_hooks=self.options.file_hooks)
         if self.options.witness:
             with contextlib.suppress(OSError):  # the command waits on another host
                 Path(self.options.witness).touch()
@@ -261,7 +261,7 @@ class LiveTuning:
 
     @staticmethod
     def _next_instruction(director: BaseDirector, step: int) -> Instruction:
-        """Return what the director decides; the other ranks wait for it, so it must not raise."""
+        """Return the director's decision; the other ranks wait for it, so it must not raise."""
         try:
             return director.next_instruction(step)
         except Exception as error:  # noqa: BLE001 - the training goes on

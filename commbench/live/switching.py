@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, canonical_cap
 from commbench.ddp.plan.layout import MIB, caps_bytes
 from commbench.hooks import Hook, make_hook
+from commbench.hooks.registry import hook_source
 
 #: The first torch whose DDP objects can be made without communication.
 OLDEST_TORCH = "2.7"
@@ -161,15 +162,23 @@ class Switch:
     Args:
         ddp_model: the script's model.
         original: its present setting.
+        file_hooks: those that may be tried, see `commbench.hooks.registry.find_file_hooks`.
     """
 
-    def __init__(self, ddp_model: DistributedDataParallel, original: TrainingCase) -> None:
+    def __init__(
+        self,
+        ddp_model: DistributedDataParallel,
+        original: TrainingCase,
+        *,
+        file_hooks: Sequence[str] = (),
+    ) -> None:
         self.model = ddp_model
         self.original = self.current = original
         self.is_trial = False
         """Whether the present reducer was made for a trial, see `cap_arguments`."""
         self._arguments = arguments_of(ddp_model)
         self._own_hooks = own_hooks(ddp_model)
+        self._file_hooks = file_hooks
         self._hook: Hook | None = None
         """The hook that the current setting has added."""
 
@@ -189,13 +198,14 @@ class Switch:
             for function, state in self._own_hooks:
                 model.register_comm_hook(state, function)
         else:
-            hook = make_hook(case.hook, density=case.density, options=case.options)
+            source = hook_source(case.hook, self._file_hooks)
+            hook = make_hook(source, density=case.density, options=case.options)
             assert hook is not None  # noqa: S101 - only the original may be without a hook
             hook.register(model)
         return Prepared(case, is_trial, model, hook)
 
     def commit(self, prepared: Prepared) -> None:
-        """Put the prepared reducer in place of the present one; the wrapper keeps what the script has set on it."""
+        """Replace the present reducer by the prepared one; the wrapper keeps the attributes that the script has set."""
         residuals = self._take_residuals()
         old, new = self.model.__dict__, prepared.model.__dict__
         self.model.__dict__ = {

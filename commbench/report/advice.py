@@ -232,11 +232,11 @@ def _superuser(conditions: Conditions) -> Advice | None:
     variables = conditions.variables
     if variables is None or not conditions.host.get("superuser") or not conditions.open_mpi:
         return None
-    missing = [name for name in ROOT_VARIABLES if variables.get(name) != "1"]
-    if not missing:
+    unset = [name for name in ROOT_VARIABLES if variables.get(name) != "1"]
+    if not unset:
         return None
     return Advice(
-        observation=f"this is root, and {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not 1",
+        observation=f"this is root, and {' and '.join(unset)} {'are' if len(unset) > 1 else 'is'} not 1",
         remedy="use an ordinary account, or, where there is none, set both variables to 1: without them (or "
         "--allow-run-as-root) Open MPI's mpirun refuses root",
     )

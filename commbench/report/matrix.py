@@ -181,8 +181,8 @@ def conclude(findings: Findings) -> str:
 def _named(stragglers: Iterable[Straggler]) -> list[str]:
     """Return one clause for each straggler, also if several quantities show it."""
     clauses = []
-    for (name, does), same in rows_by(stragglers, lambda straggler: (straggler.name, straggler.does)).items():
-        first, *others = sorted(same, key=lambda straggler: -straggler.factor)
+    for (name, does), observations in rows_by(stragglers, lambda straggler: (straggler.name, straggler.does)).items():
+        first, *others = sorted(observations, key=lambda straggler: -straggler.factor)
         also = "".join(f", {_times(other)} in {other.measured}" for other in others)
         clauses.append(f"{name}{does.format(_times(first))} in {first.measured}{also}")
     return clauses[:WORST] + ([f"and {len(clauses) - WORST} more in run.json"] if len(clauses) > WORST else [])

@@ -172,8 +172,8 @@ def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
         hooks = {row.hook for row in group if row.status == "ok"}
         ordered = sorted(group, key=lambda row: row.world_size)
         lines = [(row.hook, str(row.world_size), *_step_cells(row)) for row in ordered if row.hook in hooks]
-        missing = dict.fromkeys(row.hook for row in group if row.hook not in hooks)
-        lines += [(hook, "all", "not predicted", "", "", "", "") for hook in missing]
+        unpredicted_hooks = dict.fromkeys(row.hook for row in group if row.hook not in hooks)
+        lines += [(hook, "all", "not predicted", "", "", "", "") for hook in unpredicted_hooks]
         table = printed(plain_table(headings, lines, words=1))
         local = next((row.local_step_ms for row in group if row.local_step_ms), None)
         sentences = [_known_of_steps(local, group[0])] if local else []
@@ -208,10 +208,10 @@ def _has_interval(row: StepForecast | BreakEvenForecast) -> bool:
 
 def _known_of_steps(local_ms: float, row: StepForecast) -> Text:
     """Return the measured step without DDP, and the error of step predictions."""
-    how = "as measured"
+    method = "as measured"
     if row.ranks_a_core > 1:
-        how = f"as measured by {row.ranks_a_core:.3g} ranks a core, divided by that as all computing is"
-    local = f"Without DDP a step takes {three_digits(local_ms)} ms, {how}; held-out error "
+        method = f"as measured by {row.ranks_a_core:.3g} ranks a core, divided by that as all computing is"
+    local = f"Without DDP a step takes {three_digits(local_ms)} ms, {method}; held-out error "
     if row.held_out_error is None:
         return Text(f"{local}unknown (no other setting was trained, so that the intervals lack the error of steps).")
     error = Text(_percent(row.held_out_error), style="bold" if _is_useless(row.held_out_error) else "")

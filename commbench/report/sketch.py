@@ -113,7 +113,7 @@ def _steps(group: Group) -> Chart | None:
     if len(caps) < 2:  # noqa: PLR2004 - a curve
         return None
     values = [y for points in curves.values() for _, y in points]
-    failed = [f"{line.name} {cap} {status}" for line in lines_with_times for cap, status in line.failed.items()]
+    failures = [f"{line.name} {cap} {status}" for line in lines_with_times for cap, status in line.failed.items()]
     lists = dict.fromkeys(cap for line in lines_with_times for cap in line.measured if "+" in cap)
     return Chart(
         title=f"{group.name}: step in ms over bucket size in MiB",
@@ -122,7 +122,7 @@ def _steps(group: Group) -> Chart | None:
         x_labels={float(place): cap for place, cap in enumerate(caps)},
         is_log=False,
         note=sentences(
-            f"No result: {listed(failed)}." if failed else "",
+            f"No result: {listed(failures)}." if failures else "",
             f"Not drawn: {listed(lists)}." if lists else "",
             left_out([line.name for line in lines_with_times], MOST_SERIES),
         ),

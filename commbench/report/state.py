@@ -96,8 +96,8 @@ def counted_energy(energy_of: str) -> str:
 def unmetered(run: Run) -> list[str]:
     """Return a sentence on each kind of energy that was not counted, with the reason."""
     energy = run.info.get("energy")
-    missing = energy["missing"] if energy else {}
-    return [f"Energy of {_KINDS.get(kind, kind)}: {why}." for kind, why in missing.items()]
+    reasons_by_kind = energy["missing"] if energy else {}
+    return [f"Energy of {_KINDS.get(kind, kind)}: {why}." for kind, why in reasons_by_kind.items()]
 
 
 def result_files(run: Run) -> list[Path]:

@@ -297,7 +297,7 @@ def legend(rows: Sequence[Flagged]) -> list[RenderableType]:
 
 
 def precision_of(rows: Iterable[Row], info: RunInfo, states: Mapping[str, MachineStates]) -> list[str]:
-    """Return sentences on what to expect of the intervals; none without intervals.
+    """Return sentences on the precision of the rows; none without intervals.
 
     They state how many rows of each backend have an interval within the target, with the median half-width, and in
     which state of the machine rows were measured if there were two.

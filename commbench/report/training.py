@@ -194,7 +194,7 @@ def render_predictions(rows: Sequence[PredictionRow]) -> list[RenderableType]:
     """Tabulate measured settings and the most promising others, the fastest prediction first; empty without rows."""
     if not rows:
         return []
-    ranked = sorted(rows, key=lambda row: row.predicted_step_ms or 0.0)
+    ranked = sorted(rows, key=lambda row: row.predicted_step_ms or row.step_ms or 0.0)
     unmeasured = [row for row in ranked if row.used == "not_measured"]
     hidden = {id(row) for row in unmeasured[MOST_UNMEASURED:]}
     visible_rows = [row for row in ranked if id(row) not in hidden]
@@ -246,6 +246,8 @@ def _milliseconds(value: float | None) -> str:
 
 
 def _bounds(row: PredictionRow) -> str:
+    if row.predicted_step_ms is None:
+        return ""
     return f"[{_milliseconds(row.predicted_overlapped_ms)}, {_milliseconds(row.predicted_serial_ms)}]"
 
 

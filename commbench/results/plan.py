@@ -18,7 +18,7 @@ from commbench.engine.visits import settings_after
 from commbench.errors import InputError
 from commbench.results.info import Launch
 from commbench.results.record_types import AnyCase, AnyRecord, collective_records, training_records
-from commbench.schema import JsonMapping, JsonObject
+from commbench.schema import JsonMapping, JsonObject, read_as
 from commbench.stats.budgets import Budget
 from commbench.units import counted
 
@@ -136,7 +136,7 @@ class LaunchPlan:
             )
             for planned in data["cases"]
         ]
-        training = Terms(**data["training"]) if data["training"] else None
+        training = read_as(Terms, data["training"]) if data["training"] else None
         return cls(**{**data, "budget": Budget(**data["budget"]), "cases": cases, "training": training})
 
 

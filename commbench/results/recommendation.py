@@ -329,7 +329,7 @@ _VERDICT_CLAUSES = {"change": "", "keep": ", no more than 2 %", "inconclusive": 
 _EFFECT_WORDS = {
     "half precision": "In half precision",
     "batch": "With another accumulation",
-    "lossy": "Of those that lose a part of the gradients",
+    "lossy": "Of lossy hooks",
 }
 
 
@@ -343,9 +343,9 @@ def altering_sentences(choice: AlteringChoice, recommendation: Recommendation) -
         gain = choice.gain_over(recommendation.baseline_name) + _VERDICT_CLAUSES[choice.verdict]
         sentences.append(f"{_EFFECT_WORDS[choice.effect]} the fastest is {choice.name}, {gain}.")
     if choice.speedup_half is not None:
-        low, high = choice.speedup_half_ci or (None, None)
-        interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
-        sentences.append(f"{choice.name} ran {choice.speedup_half:.3f} times as fast as half precision{interval}.")
+        half = next(each.name for each in recommendation.altering if each.effect == "half precision")
+        over_half = dataclasses.replace(choice, speedup=choice.speedup_half, speedup_ci=choice.speedup_half_ci)
+        sentences.append(f"{choice.name} ran {over_half.gain_over(half)}.")
     proofs = "--accept-loss" if recommendation.is_live else "--max-accuracy-loss or --accept-loss"
     needs = ["name it by --hook or --allow"] if choice.withheld == "unnamed" else []
     needs += [f"give {proofs}"] if choice.withheld and choice.effect == "lossy" else []

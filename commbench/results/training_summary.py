@@ -308,6 +308,7 @@ def _order(case: TrainingCase, baselines: set[TrainingCase]) -> tuple[Any, ...]:
         case.static_graph,
         PRECISIONS.index(case.precision) if case.precision in PRECISIONS else len(PRECISIONS),
         hook_position(case.hook),
+        case.hook,
         -(case.density or 0.0),
         case.hook_options,
         case.caps_mb,

@@ -20,10 +20,10 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.engine.records import Record
 from commbench.errors import InputError
-from commbench.hooks.registry import NONE, parse_hook
+from commbench.hooks.registry import NONE, is_file_hook, parse_hook
 from commbench.results.info import RunInfo
 from commbench.results.summary import latest, launch_medians, records_by_case
-from commbench.results.trained import Trained, paired_sample_ms, trained
+from commbench.results.trained import Trained, paired_sample_ms, speedup_of, trained
 from commbench.stats import MARGIN, Floats
 from commbench.tuner.decision import comparable
 
@@ -329,6 +329,7 @@ SMALLEST_BUCKET, LARGEST_BUCKET, FACTOR = 4096, 64 * MIB, 4
 def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backend: str) -> list[Case]:
     """Return the collectives that hooks issue for buckets of all sizes, including those without a hook.
 
+    Those of a user's own hooks are unknown.
     A bucket is modelled as one square matrix; the messages of hooks that depend on tensor shapes lie near these sizes.
     For a model too small for a curve, larger buckets are added. ``backend`` is that of training.
 
@@ -337,7 +338,7 @@ def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backen
     """
     wanted: dict[tuple[str, str], set[int]] = {}
     plain = TrainingCase(workload="", world_size=ranks, batch_per_rank=1, backend=backend)
-    for hook in dict.fromkeys([NONE, *hooks]):
+    for hook in dict.fromkeys([NONE, *(hook for hook in hooks if not is_file_hook(hook))]):
         case = replace(plain, **parse_hook(hook))
         for dtype, elements in _buckets(facts):
             side = max(1, math.isqrt(elements))
@@ -420,7 +421,31 @@ class Chooser:
             case for case in dict.fromkeys([*self.candidates, *measured]) if case.hook_name in calibrated_hooks
         ]
         predicted = predict_all(model, predictable)
-        return predicted | predict_all(model, self._lists(model, predicted))
+        lists = predict_all(model, self._lists(model, predicted))
+        return predicted | lists | self._assumed(predicted, trainings)
+
+    def _assumed(
+        self, predicted: Mapping[TrainingCase, StepPrediction], trainings: Sequence[TrainingRecord]
+    ) -> dict[TrainingCase, StepPrediction]:
+        """Return the step of each candidate with a user's own hook, whose messages are unknown.
+
+        It is the hook's measured step with default buckets, relative to the default's: the effect of bucket sizes is
+        unknown, so the rounds measure it.
+        """
+        baseline, others = comparable(trainings, self.info, CALIBRATE)
+        speedups = {
+            each.case.hook: speedup_of(each, baseline) for each in others if baseline and each.case.is_file_hook
+        }
+        assumed = {}
+        for case in self.candidates:
+            plain = predicted.get(dataclasses.replace(case, hook=NONE))
+            speedup = speedups.get(case.hook)
+            if plain and speedup and self.baseline in predicted:
+                step_ms = predicted[self.baseline].step_ms / speedup.ratio
+                assumed[case] = dataclasses.replace(
+                    plain, case=case, step_ms=step_ms, overlapped_ms=step_ms, serial_ms=step_ms, exposed_comm_ms=0.0
+                )
+        return assumed
 
     def standing(
         self,

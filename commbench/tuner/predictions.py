@@ -22,6 +22,7 @@ from commbench.results.trained import Trained, median, speedup_of, trained
 from commbench.schema import JsonObject
 from commbench.stats import MARGIN
 from commbench.tuner.choice import fit_steps, predict_all
+from commbench.tuner.learning import withheld
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -65,7 +66,7 @@ class PredictionRow:
     @property
     def is_fitted(self) -> bool:
         """Whether predictions were fitted to this setting; its error then does not count."""
-        return self.used in {"again", "calibrated"}
+        return self.predicted_step_ms is not None and self.used in {"again", "calibrated"}
 
 
 PREDICTION_COLUMNS = tuple(f.name for f in dataclasses.fields(PredictionRow))
@@ -76,6 +77,8 @@ def prediction_rows(
     collectives: Iterable[Record], trainings: Sequence[TrainingRecord], info: RunInfo
 ) -> list[PredictionRow]:
     """Return every candidate of a tuning, then its other settings, in the order of the candidates.
+
+    Hooks of a user's file are never predicted; only measured ones have a row.
 
     Args:
         collectives: of the run.
@@ -98,21 +101,25 @@ def prediction_rows(
         return []
     rounds, calibrated = trained(trainings, SWEEP), _as_swept(trained(trainings, CALIBRATE))
     measured = [setting.case for setting in rounds.values() if setting.case.uses_ddp and setting.is_ok]
-    predicted = predict_all(model, dict.fromkeys([*candidates, *measured]))
+    cases = dict.fromkeys([*candidates, *measured])
+    predicted = predict_all(model, cases)
+    tried = {case for case in cases if case.is_file_hook and {case.key} & {*rounds, *calibrated}}
     base, fitted = predicted[candidates[0]], {key for key, setting in calibrated.items() if setting.timed}
     return [
         PredictionRow(
             schema=info.get("schema", SCHEMA),
             run_id=str(info.get("run_id", "")),
             **{name: value for name, value in dataclasses.asdict(case).items() if name in _SETTING},
-            **_predicted(step, base),
+            **(_predicted(predicted[case], base) if case in predicted else {}),
             **_measured(
-                step,
+                case,
+                predicted.get(case),
                 candidates[0],
                 {"again" if case.key in fitted else "held_out": rounds, "calibrated": calibrated},
             ),
         )
-        for case, step in predicted.items()
+        for case in cases
+        if case in predicted or case in tried
     ]
 
 
@@ -147,11 +154,14 @@ def _predicted(prediction: StepPrediction, base: StepPrediction) -> JsonObject:
 
 
 def _measured(
-    prediction: StepPrediction, baseline: TrainingCase, tables: Mapping[str, Mapping[str, Trained]]
+    case: TrainingCase,
+    prediction: StepPrediction | None,
+    baseline: TrainingCase,
+    tables: Mapping[str, Mapping[str, Trained]],
 ) -> JsonObject:
     """Return the measurement of a setting from the rounds, else the calibration; ``tables`` by values of ``used``."""
     for used, by_key in tables.items():
-        setting, base = by_key.get(prediction.case.key), by_key.get(baseline.key)
+        setting, base = by_key.get(case.key), by_key.get(baseline.key)
         if setting is None or not setting.is_ok:
             continue
         step_ms, interval = median(list(setting.steps_ms.values())), setting.step_interval
@@ -162,7 +172,7 @@ def _measured(
             "step_ms_ci_low": interval.low if interval else None,
             "step_ms_ci_high": interval.high if interval else None,
             "speedup": speedup.ratio if speedup else None,
-            "error": prediction.step_ms / step_ms - 1 if used == "held_out" else None,
+            "error": prediction.step_ms / step_ms - 1 if prediction and used == "held_out" else None,
             "used": used,
         }
     return {}
@@ -226,6 +236,8 @@ def with_search(
     if not others:
         return recommendation
     unmeasured = [row for row in others if setting_of(_choice(row)) not in [*afresh, *rounds]]
+    own = recommendation.baseline.case
+    rivals = [row for row in unmeasured if not withheld(_choice(row).case, own, info)]
     accuracy = held_out_accuracy(rows)
     search = Search(
         settings=len(others),
@@ -235,7 +247,7 @@ def with_search(
         speedup_error=accuracy.speedup_error if accuracy else None,
         held_out=accuracy.settings if accuracy else 0,
     )
-    warning = _warning(recommendation, rows, unmeasured, search.speedup_error)
+    warning = _warning(recommendation, rows, rivals, search.speedup_error)
     return dataclasses.replace(
         recommendation, search=search, warnings=(*recommendation.warnings, *([warning] if warning else []))
     )

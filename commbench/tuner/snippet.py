@@ -147,7 +147,8 @@ def _imports(case: TrainingCase) -> list[str]:
 
 
 def _hook_import(case: TrainingCase) -> list[str]:
-    return [] if case.is_plain else [f"from commbench.hooks import {find_hook(case.hook).class_name}"]
+    name = "make_hook" if case.is_file_hook else find_hook(case.hook).class_name
+    return [] if case.is_plain else [f"from commbench.hooks import {name}"]
 
 
 def _ddp(case: TrainingCase) -> list[str]:
@@ -167,6 +168,8 @@ def _hook(case: TrainingCase) -> str:
     arguments = [] if case.density is None else [f"density={case.density:g}"]
     arguments += [f"{name}={_literal(text)}" for name, text in case.options.items()]
     scaler = ", scaler=scaler" if case.precision == "amp-fp16" else ""
+    if case.is_file_hook:
+        return f"make_hook({json.dumps(case.hook)}).register(model{scaler})  # with the path of your file"
     return f"{find_hook(case.hook).class_name}({', '.join(arguments)}).register(model{scaler})"
 
 

@@ -22,7 +22,7 @@ from commbench.ddp.plan.cases import (
 from commbench.ddp.plan.layout import case_bucket_bytes
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
-from commbench.hooks.registry import parse_hook
+from commbench.hooks.registry import find_file_hooks, parse_hook
 from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.record_types import AnyRecord, collective_records, training_records
@@ -352,6 +352,7 @@ class TuningPlan:
                 divides_blocks=name == CONFIRM,
                 steps=self.steps,
                 threads=self.threads,
+                file_hooks=find_file_hooks(self.hooks),
                 watches_drift=False,
             ),
             case_timeout_s=self.case_timeout_s,

@@ -10,6 +10,7 @@ from typing import Any
 from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingCase, TrainingSweep, baseline_of
 from commbench.ddp.plan.layout import case_bucket_bytes, group_by_layout
 from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.hooks.registry import find_file_hooks
 from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest, Stage, dry_run_estimate
 from commbench.results.record_types import AnyRecord, training_records
@@ -148,6 +149,7 @@ class TrainingPlan:
                 divides_blocks=name == CONFIRM,
                 steps=self.steps,
                 threads=self.threads,
+                file_hooks=find_file_hooks(self.sweep.hooks),
             ),
             case_timeout_s=self.case_timeout_s,
             time_limit_s=self.time_limit_s,

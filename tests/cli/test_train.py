@@ -121,6 +121,39 @@ def test_what_kills_hangs_or_raises_costs_its_own_row(tmp_path: Path) -> None:
     assert "complete" == info_of(tmp_path / "r")["status"]
 
 
+#: A file that only the second rank cannot import.
+UNEVEN = """
+import os
+if "1" in {os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK")}:
+    raise OSError("not here")
+def hook(state, bucket): ...
+"""
+
+
+@pytest.mark.usefixtures("_leaves_nothing")
+def test_hooks_of_a_file_are_swept(tmp_path: Path) -> None:
+    """Measure the bytes of a hook and of a factory's hook; give one that fails, or that one rank lacks, a reason."""
+    names = ("half", "make_pair", "raising")
+    shutil.copy(HERE / "ranks" / "file_hooks.py", tmp_path)
+    (tmp_path / "uneven.py").write_text(UNEVEN)
+    hooks = ",".join(["none", *(f"file_hooks.py:{name}" for name in names), "uneven.py:hook"])
+    words = arguments("tiny", "--hook", hooks, "--bucket-cap-mb", "default", "-n", "2", "--oversubscribe")
+    done = train(tmp_path, *words)
+    assert 3 == done.returncode, done.stdout + done.stderr
+    rows = {hook: row for (hook, _), row in rows_of(tmp_path / "r").items()}
+    plain, half, pair, raising = (rows[hook] for hook in ("none", *(f"file_hooks.py:{name}" for name in names)))
+    assert ["ok", "ok", "ok", "failed"] == [row["status"] for row in (plain, half, pair, raising)]
+    assert "raised ValueError (no luck with 0)" in raising["reason"]
+    uneven = rows["uneven.py:hook"]
+    assert ("failed", True) == (uneven["status"], "uneven.py cannot be imported (OSError: not here" in uneven["reason"])
+    sent = [float(row["sent_MB_per_step"]) for row in (plain, half, pair)]
+    assert [0.5 * sent[0]] * 2 == pytest.approx(sent[1:], rel=0.1)
+    assert "traffic" not in half["flags"]
+    recommended = json.loads((tmp_path / "r" / "recommendation.json").read_text())
+    assert {"unproven"} >= {each["withheld"] for each in recommended["altering"]}
+    assert "none" == recommended["best"]["hook"]
+
+
 # ------------------------------------------------------------------------------------- ranks that a person starts
 
 
@@ -216,6 +249,8 @@ def refused(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         ("--hook topk:2", "density of hook 'topk:2' is not in (0, 1]"),
         ("--hook randomk:nan", "density of hook 'randomk:nan' is not in (0, 1]"),
         ("--hook topk", "Hook 'topk' is not understood"),
+        ("--hook absent.py:hook", "There is no file absent.py"),
+        ("--hook absent.py", "absent.py names no function: write absent.py:hook"),
         ("--bucket-cap-mb 0", "Bucket size '0' is not above 0"),
         ("--bucket-cap-mb=-1", "Bucket size '-1' is not above 0"),
         ("--bucket-cap-mb abc", "Bucket size 'abc' is not understood"),
@@ -263,6 +298,8 @@ def test_bad_words_are_refused_at_once(
                 ("--workload nonsense", "There is no workload 'nonsense'"),
                 ("--workload failing.py:make", "failing.py cannot be imported (ModuleNotFoundError: No module named"),
                 ("--workload own.py:wrong", "own.py:wrong returned a value of type int"),
+                ("--hook failing.py:hook", "failing.py cannot be imported (ModuleNotFoundError: No module named"),
+                ("--hook own.py:missing", "own.py has no function missing"),
                 ("--workload own.py:sparse", "weight got a sparse gradient"),
             )
         ),

@@ -63,8 +63,11 @@ def test_accumulation_and_batch_are_noticed(compared: Any) -> None:
 
 
 def test_hooks_are_tried_only_by_name(check: Check) -> None:
-    """Try FP16 and top-k next to bucket sizes, and flush residuals so that training stays close."""
+    """Try FP16, top-k and a file's hook next to bucket sizes, and flush residuals so that training stays close."""
     outcome = check("compressed")
+    failed = [(hook, reason) for hook, status, reason in outcome["statuses"] if status == "failed"]
+    assert [("file_hooks.py:make_nothing", True)] == [(hook, "no state" in reason) for hook, reason in failed]
+    assert ["file_hooks.py:make_pair", "ok", ""] in outcome["statuses"]
     assert outcome["settings"] > 5
     assert 0 < outcome["apart"] < 0.2
 

@@ -22,6 +22,7 @@ LATE_IMPORTS = {
     ("ddp.inspect", "ddp.devices"): "imports torch, whose absence is stated first",
     ("ddp.inspect", "ddp.inspection"): "imports torch, whose absence is stated first",
     ("ddp.inspect", "ddp.session"): "imports torch, whose absence is stated first",
+    ("ddp.inspect", "hooks.from_file"): "imports torch, whose absence is stated first",
     ("ddp.inspect", "ddp.workloads"): "imports torch, whose absence is stated first",
     ("ddp.workloads", "ddp.workloads.replay"): "compiles with numba, which only traces need",
     ("hooks.quantisers", "hooks.compression.quantisation"): "compiles with numba, which only the hook int8 needs",

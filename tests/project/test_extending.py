@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from commbench.hooks.registry import make_hook
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 #: A step of a recipe: the line that says what to do with a file, and the code.
@@ -125,9 +127,19 @@ def apply(tmp_path: Path) -> Callable[[str], Copy]:
 
 
 def test_every_step_is_applied() -> None:
-    """Apply all Python code of the page except the two examples for a script."""
+    """Apply all Python code of the page except the hook in a file and the example for a script."""
     others = re.findall(r"^```python\n(.*?)^```", STEP.sub("", PAGE), re.MULTILINE | re.DOTALL)
-    assert ["from commbench.hooks import Guard", "import commbench"] == [code.splitlines()[0] for code in others]
+    assert ["# compress.py", "import commbench"] == [code.splitlines()[0] for code in others]
+
+
+def test_the_hooks_of_a_file_are_made(tmp_path: Path) -> None:
+    """Make the hook and the factory's hook that the page shows."""
+    pytest.importorskip("torch")
+    (code,) = re.findall(r"^```python\n(# compress.py\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "compress.py").write_text(code)
+    for name in ("half", "make_counter"):
+        assert f"compress.py:{name}" in PAGE
+        assert make_hook(f"{tmp_path}/compress.py:{name}") is not None
 
 
 def test_an_operation_is_measured(apply: Callable[[str], Copy]) -> None:

@@ -201,7 +201,13 @@ def tried(out: Path) -> dict[str, Any]:
         (record.case.bucket_cap_mb, record.case.bucket_view, record.case.hook) for record in run.training_records
     }
     first = run.training_records[0].case
-    return {"settings": len(settings), "accumulation": first.accumulation, "batch": first.batch_per_rank}
+    statuses = {(record.case.hook, record.status, record.reason) for record in run.training_records}
+    return {
+        "statuses": sorted(statuses),
+        "settings": len(settings),
+        "accumulation": first.accumulation,
+        "batch": first.batch_per_rank,
+    }
 
 
 def directory(name: str) -> Path:
@@ -221,7 +227,9 @@ def compressed() -> dict[str, Any]:
     start = [tensor.clone() for tensor in make(way).module.state_dict().values()]
     without = train(make(way), way)
     model, out = make(way), directory("compressed")
-    commbench.autotune(model, out=out, steps=TUNED, allow=("none", "fp16", "topk:0.5"), workload="compressed")
+    own = [f"{Path(__file__).with_name('file_hooks.py')}:{name}" for name in ("make_pair", "make_nothing")]
+    allow = ("none", "fp16", "topk:0.5", *own)
+    commbench.autotune(model, out=out, steps=TUNED, allow=allow, workload="compressed")
     tuned = train(model, way)
     moved = sum(
         float((first - second).norm())

@@ -157,8 +157,8 @@ def test_a_withheld_setting_does_not_decide() -> None:
         "[1.429, 1.429]. It is not recommended unless you name it by --hook or --allow." in text
     )
     assert (
-        "topk:0.01 with 5 MiB buckets ran 1.400 times as fast as half precision [1.400, 1.400]. It is not recommended "
-        "unless you give --max-accuracy-loss or --accept-loss." in text
+        "topk:0.01 with 5 MiB buckets ran 1.400 times as fast as fp16 with default buckets [1.400, 1.400]. "
+        "It is not recommended unless you give --max-accuracy-loss or --accept-loss." in text
     )
     assert "What this does to learning was not measured" in text
 

@@ -129,7 +129,7 @@ def test_the_sweep_trains_everything_in_the_launches_of_the_budget() -> None:
     assert (QUICK.launches, QUICK.name) == (request.budget.launches, request.budget.name)
     assert 7.0 == request.case_timeout_s
     assert request.training is not None
-    assert (5, QUICK.block_s, 1, False, 9, 2, True) == dataclasses.astuple(request.training)
+    assert (5, QUICK.block_s, 1, False, 9, 2, (), True) == dataclasses.astuple(request.training)
     assert OVERHEAD * QUICK.block_s == request.budget.slice_s
 
 

@@ -1,6 +1,7 @@
 """Tests of the stages of tuning, on a simulated cluster with known step times."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from tuning_world import BLOCK_STEPS, Link, World, default_play, default_world, make_facts, make_plan, play
 
 from commbench.cli.options import Settings
+from commbench.cli.train import write_recommendation
 from commbench.cli.tune import known_facts, tuning_task
 from commbench.collectives.datatypes import DTYPES
 from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase
@@ -18,14 +20,16 @@ from commbench.launch.events import SilentListener
 from commbench.launch.identity import Identity
 from commbench.launch.ledger import Ledger
 from commbench.launch.standalone import _Standalone
+from commbench.report.training import render_predictions
 from commbench.results import Store
 from commbench.results.plan import RunRequest, missing_cases, next_launch
 from commbench.results.recommendation import Recommendation, setting_of
-from commbench.results.record_types import AnyRecord, training_records
+from commbench.results.record_types import AnyRecord, collective_records, training_records
 from commbench.results.writing import check_plan
 from commbench.stats.budgets import TUNING_BUDGETS
 from commbench.tuner.decision import recommend
-from commbench.tuner.predictions import with_search
+from commbench.tuner.learning import Permission
+from commbench.tuner.predictions import prediction_rows, with_search
 
 #: Rates of a link at which communication decides, matters, and does not.
 RATES = (1.0, 10.0, 1000.0)
@@ -118,6 +122,49 @@ def test_one_disturbed_block_does_not_cost_the_best_hook_its_place(budget: str) 
     played = play(world)
     assert "topk:0.01" in {hook for hook, _ in names(played.requests[2].cases)}
     assert ("change", "topk") == ((recommendation := conclude(world, played.records)).verdict, recommendation.best.hook)
+
+
+def test_the_same_run_may_permit_other_hooks_later(tmp_path: Path) -> None:
+    """Recommend the same measurements by the permission of the last command."""
+    world, refused = default_world(), Permission(named_hooks=[], accepts_loss=False)
+    verdicts = []
+    with Store.open(tmp_path / "r", {"plan": {}, **world.plan.info, **refused.info}) as store:
+        for record in default_play().records:
+            store.append(record)
+        for permission in (refused, Permission(named_hooks=["topk:0.01"], accepts_loss=True)):
+            write_recommendation(store, permission)
+            written = json.loads((tmp_path / "r" / "recommendation.json").read_text())
+            verdicts.append((written["verdict"], written["best"]["hook"]))
+    assert "topk" != verdicts[0][1]
+    assert ("change", "topk") == verdicts[1]
+
+
+def test_a_hook_of_a_file_is_measured_instead_of_predicted(tmp_path: Path) -> None:
+    """Choose among hooks of files by calibration and rounds, and predict only the others."""
+    (tmp_path / "mine.py").touch()
+    permission = Permission(named_hooks=["mine.py:hook"], accepts_loss=True)
+    plan = make_plan(budget="quick", hooks=["none", f"{tmp_path}/mine.py:hook"], permission=permission)
+    world = World(plan=plan)
+    played = play(world)
+    network, calibrate, *later = played.requests
+    assert {"all_reduce"} == {case.operation for case in network.cases if not isinstance(case, TrainingCase)}
+    assert ("mine.py:hook", "default") in names(calibrate.cases)
+    assert "mine.py:hook" in {hook for hook, _ in names(later[0].cases)}
+    assert calibrate.training is not None
+    assert (f"{tmp_path}/mine.py:hook",) == calibrate.training.file_hooks
+    recommendation = conclude(world, played.records)
+    assert ("change", "mine.py:hook") == (recommendation.verdict, recommendation.best.hook)
+    trainings = training_records(played.records)
+    rows = prediction_rows(collective_records(played.records), trainings, plan.info)
+    own = [row for row in rows if row.hook == "mine.py:hook"]
+    assert own
+    assert {(None, False)} == {(row.predicted_step_ms, row.is_fitted) for row in own}
+    assert all(row.step_ms for row in own)
+    assert all(row.predicted_step_ms for row in rows if row.hook == "none")
+    searched = with_search(recommendation, collective_records(played.records), trainings, plan.info)
+    assert searched.search is not None
+    assert searched.search.settings == searched.search.afresh + searched.search.in_rounds + searched.search.predicted
+    assert render_predictions(rows)
 
 
 def test_a_gain_that_matters_is_found() -> None:

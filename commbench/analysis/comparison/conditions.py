@@ -127,10 +127,10 @@ def _texts(infos: Sequence[RunInfo]) -> Mapping[str, Sequence[str | None]]:
         for name in dict.fromkeys(n for facts in run_facts for n in facts)
     }
     environments = [_environment(info) for info in infos]
-    stated_at = [at for at, environment in enumerate(environments) if environment]
-    of_hosts = differing([environments[at] for at in stated_at])
+    stated_at = [place for place, environment in enumerate(environments) if environment]
+    of_hosts = differing([environments[place] for place in stated_at])
     spread = {name: dict(zip(stated_at, texts, strict=True)) for name, texts in of_hosts.items()}
-    return of_runs | {name: [texts.get(at) for at in range(len(infos))] for name, texts in spread.items()}
+    return of_runs | {name: [texts.get(place) for place in range(len(infos))] for name, texts in spread.items()}
 
 
 def _facts(info: RunInfo) -> dict[str, str]:

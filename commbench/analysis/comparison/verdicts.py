@@ -159,8 +159,8 @@ def compare(
         _refuse_unsound([difference for difference in unlike if difference.is_among_baselines], "The baselines")
         _refuse_unsound(unlike, "A and B")
     comparisons = _judged(pairs, margin=margin, q=q, seed=seed, force=force)
-    missing = [key for key in side_a if key not in side_b]
-    lost = [key for key in missing if side_a[key].timed] if _was_cut_short(run_b, baselines) else []
+    keys_only_in_a = [key for key in side_a if key not in side_b]
+    lost = [key for key in keys_only_in_a if side_a[key].timed] if _was_cut_short(run_b, baselines) else []
     return ComparisonTable(
         names_a=tuple(str(run.path) for run in baselines),
         name_b=str(run_b.path),
@@ -168,7 +168,7 @@ def compare(
         margin=margin,
         cases=tuple(map(_compared, well, pairs, comparisons)),
         broken=_broken(side_a, side_b, [*(key for key in shared if key not in set(well)), *lost]),
-        only_in_a=tuple(dict.fromkeys(side_a[key].case for key in missing if key not in set(lost))),
+        only_in_a=tuple(dict.fromkeys(side_a[key].case for key in keys_only_in_a if key not in set(lost))),
         only_in_b=tuple(dict.fromkeys(row.case for key, row in side_b.items() if key not in side_a)),
         differences=tuple(unlike),
         has_too_few_launches=_too_few([side_a[key] for key in well], comparisons, q),

@@ -37,8 +37,8 @@ def _on_the_end(table: ComparisonTable) -> str:
     """Return a sentence if B was not measured to its end, with the number of missing cases."""
     if table.is_complete:
         return ""
-    missing = len(table.only_in_a) + sum(broken.status_b == "missing" for broken in table.broken)
-    return f" B is not complete: {counted(missing, 'case')} of A {'was' if missing == 1 else 'were'} not measured."
+    count = len(table.only_in_a) + sum(broken.status_b == "missing" for broken in table.broken)
+    return f" B is not complete: {counted(count, 'case')} of A {'was' if count == 1 else 'were'} not measured."
 
 
 def regressions(table: ComparisonTable, threshold: float) -> tuple[list[str], list[str]]:

@@ -339,6 +339,8 @@ class StepModel:
                     f"A step with {condition} {requested} cannot be predicted from one with {measured}: "
                     f"measure {requested}, too."
                 )
+        if case.is_file_hook:
+            raise UnpredictedError("hook_bytes_unknown", hook=case.hook)
         if case.uses_ddp and case.hook_name not in self.hooks:
             raise UnpredictedError("hook_unmeasured", case.hook_name, hooks=", ".join(self.hooks))
 

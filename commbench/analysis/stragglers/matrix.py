@@ -294,9 +294,9 @@ class _Search:
             return "both" if links.is_symmetric else _way(unit, sends, receives, judgement)
 
         def say(unit: int, judgement: Judgement) -> Words:
-            how, label = way(unit, judgement), name(unit)
+            direction, label = way(unit, judgement), name(unit)
             touched = {"sends": [(label, ANY)], "receives": [(ANY, label)], "both": [(label, ANY), (ANY, label)]}
-            return Words(name=label, does=_DOES[how], links=touched[how])
+            return Words(name=label, does=_DOES[direction], links=touched[direction])
 
         family = make_family(kind, self.matrix.name, np.fmax(sends, receives), say, alpha)
         return family, {unit: way(unit, family.judgement) for unit in family.judgement.slow}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.errors import InputError, check_choice
-from commbench.hooks.registry import HOOKS, NONE, find_hook, hook_words, parse_hook, split_options
+from commbench.hooks.registry import HOOKS, NONE, find_hook, hook_words, is_file_hook, parse_hook, split_options
 from commbench.schema import Ranks, read_as
 
 PRECISIONS = ("fp32", "amp-bf16", "amp-fp16")
@@ -99,6 +99,11 @@ class TrainingCase:
     def is_plain(self) -> bool:
         """Whether DDP exchanges the gradients unchanged, without a hook."""
         return self.hook == NONE
+
+    @property
+    def is_file_hook(self) -> bool:
+        """Whether the hook is a callable of a user's file."""
+        return is_file_hook(self.hook)
 
     @property
     def is_default(self) -> bool:
@@ -239,13 +244,14 @@ class TrainingSweep:
 
 
 def hook_position(hook: str) -> int:
-    """Return a hook's position in the order of `HOOKS`; the step without DDP comes last.
+    """Return a hook's position in the order of `HOOKS`, then hooks of a user's file, then the step without DDP.
 
     Raises:
         KeyError: no hook has this name.
     """
-    positions = {name: position for position, name in enumerate((*HOOKS, LOCAL))}
-    return positions[hook]
+    own = "FILE.py"
+    positions = {name: position for position, name in enumerate((*HOOKS, own, LOCAL))}
+    return positions[own if is_file_hook(hook) else hook]
 
 
 def baseline_of(cases: Sequence[TrainingCase]) -> TrainingCase:
@@ -310,6 +316,8 @@ class Terms:
     """Steps of every block, early ones included; None: the workload's number, else derived from ``block_s``."""
     threads: int | None = None
     """Compute threads of a rank; None: a fair share of the cores that the ranks of a host may use."""
+    file_hooks: tuple[str, ...] = ()
+    """The user's own hooks as ``FILE.py:CALLABLE``, with absolute paths."""
     watches_drift: bool = True
     """Whether a launch of one block per configuration repeats the baseline, see `schedule`."""
 

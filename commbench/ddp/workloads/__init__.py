@@ -13,6 +13,7 @@ from commbench.ddp.plan.workload import Workload
 from commbench.ddp.traces import SHIPPED
 from commbench.ddp.workloads import language, own, vision
 from commbench.errors import InputError
+from commbench.system.user_files import is_callable_of_file
 
 TRACE = "trace:"
 
@@ -72,7 +73,7 @@ def load_workload(spec: str, *, seed: int, rank: int, world_size: int, batch_siz
     if spec in WORKLOADS:
         make = WORKLOADS[spec].make
         return make(**own.accepted_arguments(make, arguments))
-    if spec.endswith(".py") or spec.rpartition(":")[0].endswith(".py"):
+    if is_callable_of_file(spec):
         return own.workload(spec, arguments)
     raise InputError(
         f"There is no workload {spec!r}: choose one of {', '.join(WORKLOADS)}, a trace such as"

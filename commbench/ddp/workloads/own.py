@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from commbench.ddp.checks import check_workload, failure, first_batch
+from commbench.ddp.checks import check_workload, first_batch
 from commbench.ddp.local_step import batch_length
 from commbench.ddp.plan.workload import Workload
 from commbench.errors import InputError
+from commbench.system.user_files import failure, load_callable
 
 ARGUMENTS = "seed, rank, world_size and batch_size"
 
@@ -24,12 +21,7 @@ def workload(spec: str, requested: dict[str, int | None]) -> Workload:
     Raises:
         InputError: the file or the function is missing or fails, or it returns no valid workload.
     """
-    file, _, name = spec.rpartition(":")
-    if not name or name.endswith(".py"):
-        raise InputError(f"{spec} names no function: write {spec.rstrip(':')}:workload, say, for a function workload.")
-    function = getattr(_load(Path(file)), name, None)
-    if not callable(function):
-        raise InputError(f"{file} has no function {name}: define it, or name another as file.py:callable.")
+    function = load_callable(spec, "workload")
     arguments = _arguments(spec, function, requested)
     try:
         returned = function(**arguments)
@@ -48,27 +40,6 @@ def accepted_arguments(function: Callable[..., Any], requested: dict[str, int | 
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     names = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
     return {name: value for name, value in requested.items() if value is not None and (takes_all or name in names)}
-
-
-def _load(path: Path) -> ModuleType:
-    """Import a file by its path; its directory becomes importable."""
-    if not path.is_file():
-        raise InputError(f"There is no file {path}: give the path of your own file as file.py:callable.")
-    directory = str(path.resolve().parent)
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
-    name = f"commbench_own_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path} cannot be imported: give a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look up their module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise InputError(f"{path} cannot be imported ({failure(error)}): correct it.") from error
-    return module
 
 
 def _arguments(spec: str, function: Callable[..., Any], requested: dict[str, int | None]) -> dict[str, int]:

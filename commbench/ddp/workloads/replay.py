@@ -273,9 +273,9 @@ class BusyPace:
     def until(self, recorded_ms: float) -> None:
         """See `Pace.until`."""
         self.spent_ns += self.overhead_ns
-        missing = round(recorded_ms * 1e6) - self.spent_ns - (time.thread_time_ns() - self._entered)
-        if missing > 0:
-            keep_busy(missing)
+        remaining = round(recorded_ms * 1e6) - self.spent_ns - (time.thread_time_ns() - self._entered)
+        if remaining > 0:
+            keep_busy(remaining)
         self.spent_ns += time.thread_time_ns() - self._entered
 
 
@@ -294,6 +294,6 @@ class SleepingPace:
 
     def until(self, recorded_ms: float) -> None:
         """See `Pace.until`."""
-        missing = recorded_ms / 1e3 - (time.perf_counter_ns() - self._begun) / 1e9
-        if missing > 0:
-            time.sleep(missing)
+        remaining = recorded_ms / 1e3 - (time.perf_counter_ns() - self._begun) / 1e9
+        if remaining > 0:
+            time.sleep(remaining)

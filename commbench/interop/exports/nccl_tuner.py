@@ -138,9 +138,9 @@ def _rules_by_size(rows: Sequence[Row]) -> list[Rule]:
 def _best_choice(rows: Sequence[Row]) -> Choice | None:
     """Return the choice whose smallest gain over NCCL's own choice is largest, at one size; None without one."""
     shares: defaultdict[Choice, list[float]] = defaultdict(list)
-    for alike in rows_by(rows, attrgetter(*_CONDITIONS)).values():
-        own_choice_row = next((row for row in alike if not row.algorithm_requested), None)
-        for row in alike:
+    for comparable_rows in rows_by(rows, attrgetter(*_CONDITIONS)).values():
+        own_choice_row = next((row for row in comparable_rows if not row.algorithm_requested), None)
+        for row in comparable_rows:
             choice = _measured_choice(row)
             if row.algorithm_requested and choice is not None:
                 shares[choice].append(_share(row, own_choice_row))

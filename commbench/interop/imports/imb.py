@@ -82,7 +82,7 @@ def _benchmarks(text: str, reading: Reading) -> list[Benchmark]:
     for place, line in whole_lines(text, reading):
         if version := re.match(r"#\s+Intel ?\(R\) MPI Benchmarks ([\d.]+)", line):
             reading.version = version[1]
-        settings |= {name: match[1] for name, what in _SETTINGS.items() if (match := what.match(line))}
+        settings |= {name: match[1] for name, pattern in _SETTINGS.items() if (match := pattern.match(line))}
         if begin := re.match(r"#\s*Benchmarking (\S+)", line):
             benchmarks.append(Benchmark(name=begin[1], settings=dict(settings)))
         elif benchmarks:

@@ -129,7 +129,7 @@ def _read_comment(line: str, block: Block) -> None:  # noqa: C901 - one branch f
     elif match := re.match(r"# Collective test starting: (\S+)", line):
         block.program = match[1].removesuffix("_mpi")
     elif line.startswith("# nThread"):
-        block.settings = {name: int(match[1]) for name, what in _SETTINGS.items() if (match := what.search(line))}
+        block.settings = {name: int(match[1]) for name, pattern in _SETTINGS.items() if (match := pattern.search(line))}
     elif match := re.match(r"# Blocking Enabled: (.*)", line):
         block.blocking = 2 if "no barrier" in match[1] else 1
     elif match := _RANK.match(line):

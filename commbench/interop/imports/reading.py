@@ -83,17 +83,17 @@ class Reading:
         except LeftOutError as reason:
             self.leave_out(str(reason))
 
-    def ranks(self, options: ImportOptions, output_ranks: int | None, what: str) -> int:
+    def ranks(self, options: ImportOptions, output_ranks: int | None, subject: str) -> int:
         """Return the number of ranks: the stated number, else that of -n.
 
         Raises:
             InputError: neither is given, or both are given and differ.
         """
         if output_ranks is None and options.ranks is None:
-            raise InputError(f"{self.name} does not say on how many ranks {what} ran; say so with -n.")
+            raise InputError(f"{self.name} does not say on how many ranks {subject} ran; say so with -n.")
         if None not in {output_ranks, options.ranks} and output_ranks != options.ranks:
             raise InputError(
-                f"{self.name} says that {what} ran on {output_ranks} ranks, and -n {options.ranks} was given."
+                f"{self.name} says that {subject} ran on {output_ranks} ranks, and -n {options.ranks} was given."
             )
         return int(output_ranks or options.ranks or 0)
 

@@ -69,7 +69,7 @@ def start_lab(plan: LabPlan, name: str = DEFAULT_NAME) -> Lab:
 
 
 def check_machine(*, shaped: bool = False) -> None:
-    """Refuse a machine that cannot emulate a cluster, and remove what killed labs have left.
+    """Refuse a machine that cannot emulate a cluster, and remove the directory of labs that were killed.
 
     Args:
         shaped: whether links are to get a rate.
@@ -110,15 +110,15 @@ class _StartedLab:
     def __init__(self, plan: LabPlan, name: str | None, lock: int) -> None:
         self._name, listener = reserve(name)
         self._connection, inner = socket.socketpair()
-        handed = [inner.fileno(), listener.fileno(), lock]
-        words = [sys.executable, "-m", "commbench.launch.lab.inside", *map(str, handed), str(DIRECTORY), plan.to_json()]
+        fds = [inner.fileno(), listener.fileno(), lock]
+        words = [sys.executable, "-m", "commbench.launch.lab.inside", *map(str, fds), str(DIRECTORY), plan.to_json()]
         with inner, listener, blocked(PASSED_ON):  # a session of its own: no key and no closed terminal reaches it
             self._process = subprocess.Popen(
                 [*FRESH, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=handed,
+                pass_fds=fds,
                 start_new_session=True,
             )
 

@@ -126,7 +126,7 @@ class Placement:
         return one_thread | interface_variables(self.interface)
 
     def binding(self, ranks: int, *, training: bool) -> str:
-        """Return what each of ``ranks`` ranks is bound to: as requested, else one core if possible.
+        """Return the binding of each of ``ranks`` ranks: as requested, else one core if possible.
 
         Ranks that share cores are not bound, so that the scheduler can move them apart. A rank that trains may use its
         whole NUMA node.
@@ -146,7 +146,7 @@ class Placement:
 
     @property
     def has_own_binding(self) -> bool:
-        """Whether the extra options state what to bind to."""
+        """Whether the extra options state a binding."""
         return any(word.lstrip("-").startswith(("bind-to", "cpu-bind")) for word in self.extra)
 
 

@@ -48,7 +48,7 @@ class TorchrunLauncher(Placement):
         return [*start, *self.extra, *program]
 
     def node_slots(self) -> list[int]:
-        """Return the number of CPUs that this process may use, whatever is allocated elsewhere."""
+        """Return the number of CPUs that this process may use on this host."""
         return [hosts.local_cpus()]
 
 

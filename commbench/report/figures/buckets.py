@@ -89,8 +89,8 @@ def lines_of(trial: Trial) -> list[Line]:
 
 def _predictions(trial: Trial) -> list[PredictionRow]:
     first = trial.rows[0]
-    same = ("workload", "world_size", "batch_per_rank")
-    return [row for row in predictions(trial.run) if all(getattr(row, name) == getattr(first, name) for name in same)]
+    fields = ("workload", "world_size", "batch_per_rank")
+    return [row for row in predictions(trial.run) if all(getattr(row, name) == getattr(first, name) for name in fields)]
 
 
 def places_of(caps: Sequence[str]) -> dict[str, float]:
@@ -190,7 +190,7 @@ def _is_number(cap: str) -> bool:
 
 def caption_of(group: Group, lines: Sequence[Line]) -> str:
     """Return the caption: how to read the figure, the fastest setting of each run, and the recommended setting."""
-    failed = [f"{line.name} {cap} {status}" for line in lines for cap, status in line.failed.items()]
+    failures = [f"{line.name} {cap} {status}" for line in lines for cap, status in line.failed.items()]
     over = "steps" if all(is_live(trial.run.info) and trial.launches == 1 for trial in group.trials) else "launches"
     return sentences(
         f"Median step of the slowest rank (lower is better) with 95 % intervals over {over}; DDP's default buckets "
@@ -198,7 +198,7 @@ def caption_of(group: Group, lines: Sequence[Line]) -> str:
         "Hollow marks on dotted lines are predictions." if any(line.predicted for line in lines) else "",
         *(sentence for trial in group.trials for sentence in (_fastest(trial), _ringed(trial))),
         "Intervals cut by the frame are wider than it." if _is_cut(lines) else "",
-        f"Crosses have no result: {listed(failed)}." if failed else "",
+        f"Crosses have no result: {listed(failures)}." if failures else "",
         left_out([line.name for line in lines], MOST_SERIES),
     )
 
@@ -253,6 +253,6 @@ def _ringed(trial: Trial) -> str:
         if advice.launches > 1 or advice.blocks:
             why = f"in {fresh} the interval is too wide to decide"
         return f"{trial.prefix}Recommended{ring}: {advice.baseline_name} for now, as {why}."
-    same = setting_of(advice.best) == setting_of(advice.baseline)
-    why = "no other was faster" if same else "nothing gained more than 2 %"
+    keeps_baseline = setting_of(advice.best) == setting_of(advice.baseline)
+    why = "no other was faster" if keeps_baseline else "nothing gained more than 2 %"
     return f"{trial.prefix}Recommended{ring}: {advice.baseline_name}, as in {fresh} {why}."

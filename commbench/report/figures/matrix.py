@@ -242,13 +242,13 @@ def caption_of(matrix: Matrix, heat: Heat) -> str:
     shared = ""
     if heat.per_cell > 1:
         shared = f" Each cell stands for {heat.per_cell} x {heat.per_cell} pairs and shows the slowest of them."
-    missing = f"{matrix.untimed} pairs could not be timed and are blank." if matrix.untimed else ""
+    untimed_pairs = f"{matrix.untimed} pairs could not be timed and are blank." if matrix.untimed else ""
     wrong = int((~matrix.is_sound).sum())
     return sentences(
         f"Median {quantity} over {launches} of each pair, from the row's rank to the column's; dark is slow.{shared}",
         *_typical(matrix, heat),
         _slow(heat),
-        missing,
+        untimed_pairs,
         f"{counted(wrong, 'pair')} delivered wrong data and {'is' if wrong == 1 else 'are'} blank." if wrong else "",
     )
 

@@ -92,9 +92,9 @@ class Curve:
         """Whether the backend supports none of its sizes."""
         return all(reading.status == "unsupported" for reading in self.readings)
 
-    def points(self, what: str) -> dict[float, Estimate]:
+    def points(self, field: str) -> dict[float, Estimate]:
         """Return estimates of ``time_us`` or ``busbw_GBps`` by size."""
-        estimates = {reading.size_bytes: getattr(reading, what) for reading in self.readings if reading.status == "ok"}
+        estimates = {reading.size_bytes: getattr(reading, field) for reading in self.readings if reading.status == "ok"}
         return {size: point for size, point in estimates.items() if point is not None}
 
 
@@ -284,24 +284,24 @@ def paint_curves(figure: Figure, family: Family, curves: Sequence[Curve]) -> Non
     """Draw panels one above the other, time on top, with a common size axis."""
     panels = panels_of(family.operation)
     all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, what in zip(all_axes, panels, strict=True):
+    for axes, quantity in zip(all_axes, panels, strict=True):
         for place, curve in enumerate(curves):
-            plot_series(axes, curve.points(what), curve.name, look(place))
-        _scale(axes, what, curves, family)
+            plot_series(axes, curve.points(quantity), curve.name, look(place))
+        _scale(axes, quantity, curves, family)
         for place, curve in enumerate(curves):
             plot_crosses(axes, [reading.size_bytes for reading in curve.failed], look(place))
     all_axes[-1].set_xlabel("message size")
     legend(figure, all_axes[0])
 
 
-def _scale(axes: Axes, what: str, curves: Sequence[Curve], family: Family) -> None:
+def _scale(axes: Axes, quantity: str, curves: Sequence[Curve], family: Family) -> None:
     """Set scales and labels of one panel, after its lines are drawn."""
     byte_axis(axes, [size for size in family.sizes if size > 0])
-    axes.set_ylabel(_LABELS[what])
-    if not any(curve.points(what) for curve in curves):
+    axes.set_ylabel(_LABELS[quantity])
+    if not any(curve.points(quantity) for curve in curves):
         nothing_here(axes, "nothing was measured")
         return
-    if what == TIME:
+    if quantity == TIME:
         log_axis(axes.yaxis, "us")
         return
     best = [max(point.value for point in points.values()) for curve in curves if (points := curve.points(RATE))]
@@ -319,24 +319,24 @@ def _scale(axes: Axes, what: str, curves: Sequence[Curve], family: Family) -> No
 def paint_dots(figure: Figure, family: Family, curves: Sequence[Curve]) -> None:
     """Draw panels with one line for each series: with one size there is no curve."""
     panels = panels_of(family.operation)
-    for axes, what in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
+    for axes, quantity in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
         for place, curve in enumerate(curves):
-            for point in curve.points(what).values():
+            for point in curve.points(quantity).values():
                 _dot(axes, place, point, look(place))
             if curve.failed:
                 axes.plot([0.0], [place], "x", transform=axes.get_yaxis_transform(), color=look(place).colour, ms=7)
         axes.set_yticks(range(len(curves)), [curve.name for curve in curves])
         axes.set_ylim(len(curves) - 0.5, -0.5)
-        axes.set_xlabel(_LABELS[what])
+        axes.set_xlabel(_LABELS[quantity])
         axes.grid(visible=False, axis="y")
-        _scale_dots(axes, what, curves, family)
+        _scale_dots(axes, quantity, curves, family)
 
 
-def _scale_dots(axes: Axes, what: str, curves: Sequence[Curve], family: Family) -> None:
-    values = [point.value for curve in curves for point in curve.points(what).values()]
+def _scale_dots(axes: Axes, quantity: str, curves: Sequence[Curve], family: Family) -> None:
+    values = [point.value for curve in curves for point in curve.points(quantity).values()]
     if not values:
         nothing_here(axes, "nothing was measured")
-    elif what == TIME:
+    elif quantity == TIME:
         log_axis(axes.xaxis, "us")
     elif max(values) > _WIDE * min(values):
         log_axis(axes.xaxis)

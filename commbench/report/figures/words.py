@@ -186,10 +186,12 @@ def _about(run: Run, key: tuple[object, ...]) -> Recommendation | None:
         return None
     recommendation = run.recommendation
     workload, backend, ranks, batch = key
-    same = (recommendation.workload, recommendation.world_size) == (workload, ranks)
+    is_same_workload = (recommendation.workload, recommendation.world_size) == (workload, ranks)
     return (
         recommendation
-        if same and recommendation.backend in {"", backend} and recommendation.batch_per_rank in {None, batch}
+        if is_same_workload
+        and recommendation.backend in {"", backend}
+        and recommendation.batch_per_rank in {None, batch}
         else None
     )
 

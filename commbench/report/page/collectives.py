@@ -247,7 +247,7 @@ def energy_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def energy_column(runs: Iterable[Run]) -> Column[Any]:
-    """Return the name what the energy of a row counts."""
+    """Return the column that names the counted devices of a row's energy."""
     counts = {row: counted_energy(energy_of) for run in runs for row, energy_of in run.energy_of.items()}
     meaning = "what is counted: idle GPUs and other programs there, too"
     return Column("energy of", lambda row: counts.get(row, ""), about=meaning)

@@ -275,7 +275,7 @@ def missing_table(runs: Sequence[Run]) -> Table | None:
     columns: list[Column[list[tuple[str, Flagged]]]] = [
         Column("status", lambda line: status_cell(line[0][1].status)),
         number("rows", len, text_of=str),
-        Column("what", lambda line: _listed([what for what, _ in line])),
+        Column("what", lambda line: _listed([subject for subject, _ in line])),
         Column("reason", lambda line: line[0][1].reason),
     ]
     return make_table("Rows without a result", lines, columns) if lines else None
@@ -302,17 +302,17 @@ def _listed(texts: Iterable[str]) -> str:
 def failed_ranks(run: Run) -> list[str]:
     """Return the diagnosis of each failed launch, in one sentence."""
     return [
-        f"{launch.get('stage')} launch {launch.get('launch')}: {_diagnosis(failed)}"
+        f"{launch.get('stage')} launch {launch.get('launch')}: {_diagnosis(failed_rank)}"
         for launch in run.info.get("launches") or ()
-        if (failed := launch.get("culprit"))
+        if (failed_rank := launch.get("culprit"))
     ]
 
 
-def _diagnosis(failed: FailedRank) -> str:
-    rank = "the failed rank is unknown" if failed.get("rank") is None else f"rank {failed['rank']}"
-    where = f" on host {failed['host']}" if failed.get("host") else ""
-    case = f", in {failed['case']}" if failed.get("case") else ""
-    return f"{rank}{where} {failed.get('state', '')}{case}."
+def _diagnosis(failed_rank: FailedRank) -> str:
+    rank = "the failed rank is unknown" if failed_rank.get("rank") is None else f"rank {failed_rank['rank']}"
+    where = f" on host {failed_rank['host']}" if failed_rank.get("host") else ""
+    case = f", in {failed_rank['case']}" if failed_rank.get("case") else ""
+    return f"{rank}{where} {failed_rank.get('state', '')}{case}."
 
 
 # --------------------------------------------------------------------------------------------------------- files
@@ -325,10 +325,10 @@ def files_table(runs: Sequence[Run], *, beside: bool) -> Table:
             *([Cell(run.name)] if len(runs) > 1 else []),
             Cell(name, link=name if beside else ""),
             Cell(_size_of(run.path / name)),
-            Cell(what),
+            Cell(content),
         ]
         for run in runs
-        for name, what in FILES.items()
+        for name, content in FILES.items()
         if (run.path / name).is_file()
     ]
     return plain_table([*(["run"] if len(runs) > 1 else []), "file", "size", "what it holds"], lines, title="Files")

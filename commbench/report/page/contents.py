@@ -106,7 +106,7 @@ def prediction_tables(runs: Sequence[Run]) -> list[Table]:
     """Tabulate predicted and measured steps of a tuning, the fastest prediction first."""
     tables = []
     for run in runs:
-        ranked = sorted(predictions(run), key=lambda row: row.predicted_step_ms or 0.0)
+        ranked = sorted(predictions(run), key=lambda row: row.predicted_step_ms or row.step_ms or 0.0)
         if ranked:
             title = f"{run.name}: {prediction_title(ranked)}" if len(runs) > 1 else prediction_title(ranked)
             named_rows = [(run.name, row) for row in ranked]

@@ -1,0 +1,87 @@
+"""A user's own Python file: importing it by its path, and its errors on one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from commbench.errors import InputError
+
+#: Characters of an error's text that a message quotes.
+QUOTED = 300
+
+
+def is_callable_of_file(text: str) -> bool:
+    """Return whether a text has the form ``FILE.py:CALLABLE``, even if the callable is missing."""
+    return text.endswith((".py", ".py:")) or text.rpartition(":")[0].endswith(".py")
+
+
+def split_callable(text: str, example: str) -> tuple[Path, str]:
+    """Return the file and the name of ``FILE.py:CALLABLE``.
+
+    Args:
+        text: the value of the option, as typed.
+        example: name of a callable, for the error.
+
+    Raises:
+        InputError: the name is missing, or there is no such file.
+    """
+    file, _, name = text.rpartition(":")
+    if not name or name.endswith(".py"):
+        given = text.rstrip(":")
+        raise InputError(f"{text} names no function: write {given}:{example}, say, for a function {example}.")
+    if not Path(file).is_file():
+        raise InputError(f"There is no file {file}: give the path of your own file as file.py:callable.")
+    return Path(file), name
+
+
+def load_callable(text: str, example: str) -> Callable[..., Any]:
+    """Import the file of ``FILE.py:CALLABLE`` and return the callable; its directory becomes importable.
+
+    Raises:
+        InputError: there is no such file, it cannot be imported, or it has no callable of this name.
+    """
+    path, name = split_callable(text, example)
+    module = _import_file(path)
+    if not hasattr(module, name):
+        raise InputError(f"{path} has no function {name}: define it, or name another as file.py:callable.")
+    member: object = getattr(module, name)
+    if callable(member):
+        return member
+    raise InputError(f"{name} in {path} is of type {type(member).__name__}, which cannot be called: name a function.")
+
+
+def _import_file(path: Path) -> ModuleType:
+    directory = str(path.resolve().parent)
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    name = f"commbench_own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} cannot be imported: give a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look up their module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise InputError(f"{path} cannot be imported ({failure(error)}): correct it.") from error
+    return module
+
+
+def failure(error: BaseException) -> str:
+    """Return an error of a user's own code on one line: its type, text and location."""
+    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":").removesuffix(".")
+    frames = traceback.extract_tb(error.__traceback__)
+    own_frames = [frame for frame in frames if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
+    where = f", {Path(own_frames[-1].filename).name} line {own_frames[-1].lineno}" if own_frames else ""
+    return f"{text[:QUOTED]}{where}"
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(Path(__file__).parent.parent) or file.startswith("<")

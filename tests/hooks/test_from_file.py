@@ -1,0 +1,124 @@
+"""Tests of hooks of a user's own file: naming, reading and making them; those on ranks are in test_train.py."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from launching import HERE
+from training_builders import make_training_case, make_training_record
+
+from commbench.ddp.plan.cases import LOCAL, TrainingCase, hook_position
+from commbench.errors import InputError, UnpredictedError
+from commbench.hooks.message import BucketShape
+from commbench.hooks.registry import (
+    HOOKS,
+    canonical_hook,
+    find_file_hooks,
+    find_hook,
+    hook_source,
+    make_hook,
+    parse_hook,
+)
+from commbench.results.recommendation import effect_of
+from commbench.results.training_summary import training_rows
+from commbench.tuner.snippet import snippet_of
+
+FILE = HERE / "ranks" / "file_hooks.py"
+
+
+def test_a_hook_is_named_by_file_and_callable() -> None:
+    """Name the hook without directories, which differ between machines."""
+    fields = {"hook": "file_hooks.py:half", "density": None, "hook_options": ""}
+    assert fields == parse_hook(f" {FILE}:half ") == parse_hook("file_hooks.py:half")
+    assert "file_hooks.py:half" == canonical_hook(f"{FILE}:half") == make_training_case(f"{FILE}:half").hook_name
+
+
+def test_files_are_found_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return absolute paths, and refuse a missing file, a missing name and two hooks of the same name."""
+    shutil.copy(FILE, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    path = f"{tmp_path}/file_hooks.py:half"
+    assert (path,) == find_file_hooks(["none", "file_hooks.py:half", "topk:0.01", path])
+    assert () == find_file_hooks(["none", "fp16"])
+    for hooks, words in (
+        (["absent.py:half"], "There is no file absent.py"),
+        (["file_hooks.py"], "file_hooks.py names no function: write file_hooks.py:hook, say"),
+        (["file_hooks.py:"], "names no function"),
+        ([path, f"{FILE}:half"], "have the same name: rename a file"),
+    ):
+        with pytest.raises(InputError, match=words):
+            find_file_hooks(hooks)
+
+
+def test_a_case_is_read_back() -> None:
+    """Read the key of a case whose hook is of a file that this machine lacks."""
+    case = make_training_case("elsewhere/mine.py:hook")
+    assert case == TrainingCase.from_key(json.loads(json.dumps(case.key)))
+    assert case.is_file_hook
+    assert not make_training_case("fp16").is_file_hook
+    assert len(HOOKS) == hook_position(case.hook) < hook_position(LOCAL)
+
+
+def test_it_is_lossy_and_its_messages_are_unknown() -> None:
+    """Treat the effect on learning as unknown, and predict no bytes."""
+    case = make_training_case("mine.py:hook")
+    assert "lossy" == effect_of(case, make_training_case())
+    with pytest.raises(UnpredictedError, match="sends is measured, not predicted"):
+        find_hook(case.hook).messages_of(BucketShape(elements=8, world_size=2), density=None, options={})
+
+
+def test_rows_hold_the_name() -> None:
+    """Write the name as the hook, and no density."""
+    rows = training_rows([make_training_record(), make_training_record(make_training_case("a/mine.py:hook"))], {})
+    assert [("none", None), ("mine.py:hook", None)] == [(row.hook, row.density) for row in rows]
+
+
+def test_the_snippet_makes_the_hook() -> None:
+    """Write lines that work for hooks and factories."""
+    lines = snippet_of(make_training_case("mine.py:hook", "5", precision="amp-fp16")).splitlines()
+    assert "from commbench.hooks import make_hook" in lines
+    assert 'make_hook("mine.py:hook").register(model, scaler=scaler)  # with the path of your file' in lines
+
+
+@pytest.mark.parametrize("name", ["half", "make", "make_pair", "made", "Made", "make_class"])
+def test_hooks_and_factories_are_told_apart(name: str) -> None:
+    """Guard a hook that requires two arguments, and what a callable without required arguments returns."""
+    pytest.importorskip("torch")
+    source = hook_source(f"file_hooks.py:{name}", [f"{FILE}:other", f"{FILE}:{name}"])
+    assert f"{FILE}:{name}" == source
+    hook = make_hook(source)
+    assert hook is not None
+    assert ("fp16" if name == "make_class" else f"file_hooks.py:{name}") == hook.name
+    assert make_hook(source) is not hook
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("absent", "has no function absent: define it, or name another as file.py:callable"),
+        ("NUMBER", "NUMBER in .* is of type int, which cannot be called"),
+        ("partly", "requires 1 argument: a hook requires two, state and bucket; a factory requires none"),
+        ("make_seven", "returned a value of type int: return a hook of .state, bucket., or the pair .state, hook."),
+        ("make_nothing", r"The factory file_hooks.py:make_nothing failed \(RuntimeError: no state, file_hooks.py line"),
+    ],
+)
+def test_misuse_is_one_sentence(name: str, words: str) -> None:
+    """Say what is wrong with a callable."""
+    pytest.importorskip("torch")
+    with pytest.raises(InputError, match=words) as caught:
+        make_hook(f"{FILE}:{name}")
+    assert "\n" not in str(caught.value)
+
+
+def test_hooks_are_tried_before_ranks_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Import a hook in the inspecting process, and call neither hook nor factory."""
+    pytest.importorskip("torch")
+    from commbench.ddp.inspect import main
+
+    (tmp_path / "failing.py").write_text("import no_such_module\n")
+    hooks = [f"--hook={FILE}:{name}" for name in ("raising", "make_nothing")]
+    assert 0 == main(hooks)
+    assert {"ok": {}} == json.loads(capsys.readouterr().out)
+    assert 2 == main([*hooks, f"--hook={tmp_path}/failing.py:hook"])
+    assert "failing.py cannot be imported (ModuleNotFoundError" in json.loads(capsys.readouterr().out)["error"]
