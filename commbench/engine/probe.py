@@ -1,6 +1,6 @@
 """The probe: a short operation before and after each visit, whose time tells the state of the machine.
 
-A virtual machine whose CPUs are placed anew can be in two states for seconds, in one of which all operations take
+A virtual machine whose CPUs are placed again can be in two states for seconds, in one of which all operations take
 longer. Which state a visit met is told by the probe alone, never by the visit's own times.
 """
 
