@@ -204,6 +204,17 @@ def test_figures_of_what_live_tuning_costs() -> None:
     assert f"Of {len(verdicts)} tunings among twelve equal settings, of 600 steps at most, none ended" in text
 
 
+def test_figures_of_the_intervals_of_live_tuning() -> None:
+    """State the half-widths and wall times of both commands, pair by pair."""
+    found = json.loads((RESULTS / "live_narrow_xeon2core_20261123" / "live_tuning.json").read_text())["narrow"]
+    text = " ".join(page("docs/tune-your-training.md").split())
+    for name in ("train", "tune"):
+        *widths, last_width = (f"{100 * width:.1f}" for width in found[name])
+        *seconds, last_second = (f"{second:.0f}" for second in found[f"{name}_s"])
+        stated = f"{', '.join(widths)} and {last_width} % in {', '.join(seconds)} and {last_second} s"
+        assert stated in text, stated
+
+
 def test_figures_of_selection() -> None:
     """State the gain over torch.topk and the cost in additions from the kept check."""
     with (RESULTS / "selection_xeon2core_20261121" / "selection.csv").open() as file:
