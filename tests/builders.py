@@ -1,11 +1,14 @@
 """Cases, records and runs built by hand, for tests of everything that reads results."""
 
+import csv
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from commbench.collectives.cases import Case
 from commbench.engine.records import SCHEMA, GroupTimes, Record, Row
 from commbench.results.info import RunInfo
+from commbench.results.states import SLOW
 from commbench.results.summary import keyed_rows
 
 KIB = 1024
@@ -101,3 +104,9 @@ STEADY = [9.95, 9.97, 9.99, 10.01, 10.03, 10.05]
 def summarise_run(records: Iterable[Record], info: RunInfo) -> list[Row]:
     """Return the rows of ``collectives.csv``."""
     return list(keyed_rows(records, info).values())
+
+
+def read_rows(out: Path) -> list[dict[str, str]]:
+    """Return the rows of a run's ``collectives.csv``, one a case: of the better state where the machine was in two."""
+    with (out / "collectives.csv").open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if SLOW != row["state"]]

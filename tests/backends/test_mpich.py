@@ -1,6 +1,5 @@
 """Tests of mpiexec with the real MPICH, installed by pip into a separate directory."""
 
-import csv
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from builders import read_rows
 from launching import MARK, marked_environment, wait_until
 
 from commbench.launch.launchers import MpiexecLauncher, Placement, choose_launcher
@@ -59,7 +59,7 @@ def test_mpich_measures(mpiexec: Path, tmp_path: Path, binding: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert 0 == done.returncode, done.stdout + done.stderr
     info = json.loads((out / "run.json").read_text())
-    rows = list(csv.DictReader((out / "collectives.csv").read_text().splitlines()))
+    rows = read_rows(out)
     assert [("ok", "0"), ("ok", "0")] == [(row["status"], row["wrong"]) for row in rows]
     assert all(row["library"].startswith("MPICH") for row in rows), rows
     assert ("complete", "mpiexec", 2) == (info["status"], info["launcher"], info["world_size"])

@@ -1,6 +1,5 @@
 """Tests of whole runs of patterns from the command line: resumed, started by mpirun, and on emulated hosts."""
 
-import csv
 import json
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from builders import read_rows
 from launching import marked_environment
 
 from commbench.launch.launchers import MpirunLauncher
@@ -31,12 +31,6 @@ def finish(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
     return done.stdout
-
-
-def rows_of(out: Path) -> list[dict[str, str]]:
-    """Return the rows of a run's table."""
-    with (out / "collectives.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.slow
@@ -71,7 +65,7 @@ def test_ranks_started_by_hand_make_groups_too(
     options = ("-c", "broadcast", "--root", "1", "--pattern", "bisection", "--sizes", "1K", "--backend", "gloo")
     for _ in range(2):
         finish(*ranks, *options, "--out", str(tmp_path / "run"))
-    (row,) = rows_of(tmp_path / "run")
+    (row,) = read_rows(tmp_path / "run")
     assert ("0,2", "2", "2", "ok", "0") == tuple(
         row[name] for name in ("group", "group_size", "launches", "status", "wrong")
     )
@@ -104,7 +98,7 @@ def shaped(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str) -> None:
     """Measure groups within a host as much faster than those across, which share the link."""
-    rows = [row for row in rows_of(shaped) if row["backend"] == backend]
+    rows = [row for row in read_rows(shaped) if row["backend"] == backend]
     by_pattern: dict[str, dict[str, dict[str, Any]]] = {"node": {}, "cross": {}}
     for row in rows:
         by_pattern[row["pattern"]][row["group"]] = row
@@ -122,7 +116,7 @@ def test_groups_across_hosts_are_as_slow_as_the_link(shaped: Path, backend: str)
 @pytest.mark.slow
 def test_transports_are_those_of_each_group(shaped: Path) -> None:
     """Record shared memory or loopback within a host, and TCP between hosts."""
-    transports = {(row["backend"], row["pattern"]): row["transport"] for row in rows_of(shaped)}
+    transports = {(row["backend"], row["pattern"]): row["transport"] for row in read_rows(shaped)}
     assert ("sm", "tcp") == (transports["mpi", "node"], transports["mpi", "cross"])
     assert ("tcp/lo", "tcp/eth0") == (transports["gloo", "node"], transports["gloo", "cross"])
     info = json.loads((shaped / "run.json").read_text())

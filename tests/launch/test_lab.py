@@ -1,6 +1,5 @@
 """Tests of the emulated cluster: its hosts, programs on them, and cleanup."""
 
-import csv
 import json
 import os
 import signal
@@ -9,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders import read_rows
 from labs import (
     COUNTER,
     LAB,
@@ -67,7 +67,7 @@ def test_ranks_on_emulated_hosts_meet_over_the_link(tmp_path: Path) -> None:
     run = json.loads((out / "run.json").read_text())
     assert (2, 2) == (run["world_size"], run["nodes"]), output
     assert ["host0", "host1"] == [rank["host"] for rank in run["ranks"]]
-    (row,) = csv.DictReader((out / "collectives.csv").read_text().splitlines())
+    (row,) = read_rows(out)
     assert ("ok", "tcp") == (row["status"], row["transport"])
     assert 0.5 < float(row["algbw_GBps"]) / 0.125 < 1.05
 

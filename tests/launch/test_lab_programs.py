@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import read_rows
 from labs import LAB, SECONDS, finish, mark, start
 
 __all__ = ["mark"]  # a fixture
@@ -21,7 +22,7 @@ COMMBENCH = (sys.executable, "-m", "commbench")
 def measure(out: Path, *words: str, **lab: Any) -> tuple[dict[str, Any], list[Mapping[str, str]]]:
     """Run collectives on the hosts of a lab; return run.json and the rows."""
     output = finish(start(*COMMBENCH, "run", *words, "--launches", "1", "--out", str(out), **lab))
-    rows = list(csv.DictReader((out / "collectives.csv").read_text().splitlines()))
+    rows = read_rows(out)
     assert {"ok"} == {row["status"] for row in rows}, output
     return json.loads((out / "run.json").read_text()), rows
 

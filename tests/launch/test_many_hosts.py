@@ -1,6 +1,5 @@
 """Tests on an emulated cluster: the conductor, mpirun and torchrun write the files of a local run."""
 
-import csv
 import json
 import os
 import re
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import read_rows
 from launching import marked_environment, mpirun
 
 from commbench.results import load_run
@@ -51,7 +51,7 @@ def commbench() -> list[str]:
 
 def read(out: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
     """Return run.json and collectives.csv."""
-    rows = list(csv.DictReader((out / "collectives.csv").read_text().splitlines()))
+    rows = read_rows(out)
     return json.loads((out / "run.json").read_text()), rows
 
 

@@ -1,7 +1,6 @@
 """Tests on a real Slurm of two nodes: batch script, both starters, ranks of srun, killed ranks, cancelled jobs."""
 
 import contextlib
-import csv
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from builders import read_rows
 from launching import NO_OFI, wait_until
 from slurm import MARK, Cluster, private_slurm
 
@@ -75,11 +75,6 @@ def run_task(cluster: Cluster, *words: str) -> str:
     return done.stdout + done.stderr
 
 
-def rows(out: Path) -> list[dict[str, str]]:
-    """Return the rows of a run's collectives.csv."""
-    return list(csv.DictReader((out / "collectives.csv").read_text().splitlines()))
-
-
 def info(out: Path) -> dict[str, object]:
     """Return the run.json of a run."""
     content: dict[str, object] = json.loads((out / "run.json").read_text())
@@ -99,10 +94,10 @@ def test_a_batch_job_writes_the_files_of_a_local_run(cluster: Cluster, tmp_path:
     assert {file.name for file in local_run.iterdir()} == {file.name for file in job_run.iterdir()}
     assert info(local_run).keys() == info(job_run).keys()
     names = ("backend", "operation", "message_bytes", "status")
-    cases = [[row[name] for name in names] for row in rows(job_run)]
-    assert cases == [[row[name] for name in names] for row in rows(local_run)]
+    cases = [[row[name] for name in names] for row in read_rows(job_run)]
+    assert cases == [[row[name] for name in names] for row in read_rows(local_run)]
     assert {("mpi", "ok"), ("gloo", "ok")} == {(case[0], case[3]) for case in cases}
-    assert rows(local_run)[0].keys() == rows(job_run)[0].keys()
+    assert read_rows(local_run)[0].keys() == read_rows(job_run)[0].keys()
 
 
 def test_tasks_of_srun_are_ranks_and_add_launches(cluster: Cluster, tmp_path: Path) -> None:
@@ -122,7 +117,7 @@ def test_a_conductor_can_start_its_ranks_by_srun(cluster: Cluster, tmp_path: Pat
     output = run_task(cluster, "salloc", "-N2", "-n4", *commbench(), *options, "--out", str(out))
     assert "Left out: Backend mpi needs ranks that MPI sees" in output
     assert ("complete", "srun", 2, 2) == tuple(info(out)[key] for key in ("status", "launcher", "nodes", "world_size"))
-    assert [("gloo", "ok")] == [(row["backend"], row["status"]) for row in rows(out)]
+    assert [("gloo", "ok")] == [(row["backend"], row["status"]) for row in read_rows(out)]
 
 
 def test_mpi_without_pmi_is_refused(cluster: Cluster, tmp_path: Path) -> None:
@@ -157,7 +152,7 @@ def check_resumed(cluster: Cluster, out: Path, *arguments: str) -> None:
     assert (0, "complete") == (code, info(out)["status"]), output
     counts = Counter((record.launch, record.case.key) for record in load_run(out).records if record.status == "ok")
     assert {1} == set(counts.values())
-    assert 2 * len(rows(out)) == len(counts)
+    assert 2 * len(read_rows(out)) == len(counts)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +207,8 @@ def test_the_script_can_do_without_a_conductor(cluster: Cluster, tmp_path: Path)
     arguments = ("run", "-c", "all_reduce", "--sizes", "8", "--backend", "gloo")
     code, output = finish(cluster, submit(cluster, out, *arguments, DIRECT="1"), out)
     assert 0 == code, output
-    assert [6, "ok"] == [len(load_run(out).records), rows(out)[0]["status"]]
-    assert "6" == rows(out)[0]["launches"]
+    assert [6, "ok"] == [len(load_run(out).records), read_rows(out)[0]["status"]]
+    assert "6" == read_rows(out)[0]["launches"]
 
 
 @pytest.mark.slow

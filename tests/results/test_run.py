@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders import read_rows
 
 from commbench.engine.records import COLUMNS
 from commbench.launch.launchers import MpirunLauncher
@@ -32,9 +33,8 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def rows_of(folder: Path) -> list[dict[str, str]]:
     """Return the rows of a run's table."""
     with (folder / "collectives.csv").open(encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        assert list(COLUMNS) == reader.fieldnames
-        return list(reader)
+        assert list(COLUMNS) == csv.DictReader(file).fieldnames
+    return read_rows(folder)
 
 
 @pytest.fixture(autouse=True)
