@@ -9,7 +9,8 @@ one of them (``--only watching``):
 - *watching*: steps of a training that is watched over steps of the same training when it is not; both in turn.
 - *equal*: how many of some tunings among twelve equal settings (one bucket each), of 600 steps at most, say ``change``.
 - *narrow*: the half-width of the speedup that a tuning confirms over that of ``commbench train`` with the same model
-  and the same two settings, in turn; the tuning has at most the wall time of the sweep before it.
+  and the same two settings, in turn; the tuning has at most the wall time of the sweep before it. The sweep can be that
+  of another version: ``--reference CLONE``.
 
 Exit code 0 if *after* lies within 1 % of 1, *while* without the cost of worse settings is at most 1.05, *watching* at
 most 1.05, no tuning of equal settings says ``change``, and *narrow* is at most a half; 1 if not.
@@ -48,8 +49,10 @@ from commbench.live.watch_director import BLOCK_STEPS
 from commbench.results import load_run
 from commbench.results.trained import median
 from commbench.stats import Interval, launch_interval
+from commbench.system.software import git_commit
 from commbench.tuner.experiment import UNTIMED
 
+ROOT = Path(__file__).parents[1]
 WIDTH, LAYERS, BATCH = 1024, 8, 8
 #: Optimiser steps of a training in *while*, those of a block in *after*, and the most of a tuning in *equal*.
 STEPS, BLOCK, EQUAL_STEPS = 300, 10, 600
@@ -195,15 +198,23 @@ def measure_narrow(directory: Path, seconds: float) -> dict[str, object]:
     return {"seconds": time.perf_counter() - began}
 
 
-def compare_half_widths(directory: Path, pairs: int) -> dict[str, object]:
-    """Sweep and tune in turn; return half-widths of confirmed speedups, as a share of the speedup, and wall times."""
+def compare_half_widths(directory: Path, pairs: int, reference: Path) -> dict[str, object]:
+    """Sweep and tune in turn; return half-widths of confirmed speedups, as a share of the speedup, and wall times.
+
+    Args:
+        directory: where both keep their runs.
+        pairs: sweeps, and tunings.
+        reference: the clone of commbench that sweeps.
+    """
     found: dict[str, list[float]] = {"train": [], "tune": [], "train_s": [], "tune_s": []}
+    environment = {**os.environ, "PYTHONPATH": str(reference)}
     for number in range(pairs):
         swept, tuned = directory / f"train{number}", directory / f"tune{number}"
         began = time.perf_counter()
         command = ["train", "-n", "2", "--workload", "mlp", "--batch", str(BATCH), "--hook", "none", "--threads", "1"]
         command += ["--bucket-cap-mb", f"default,{NEAR}", "--out", str(swept)]
-        subprocess.run([sys.executable, "-m", "commbench", *command], check=True, stdout=subprocess.DEVNULL)
+        full_command = [sys.executable, "-m", "commbench", *command]
+        subprocess.run(full_command, check=True, stdout=subprocess.DEVNULL, cwd=reference, env=environment)
         found["train_s"].append(time.perf_counter() - began)
         tuned.mkdir()
         began = time.perf_counter()
@@ -212,7 +223,7 @@ def compare_half_widths(directory: Path, pairs: int) -> dict[str, object]:
         for name, out in (("train", swept), ("tune", tuned / "narrow")):
             found[name].append(half_width_of(out))
     ratios = [of_tune / of_train for of_tune, of_train in zip(found["tune"], found["train"], strict=True)]
-    return {**found, "ratio": median(ratios)}
+    return {**found, "ratio": median(ratios), "train_commit": git_commit(reference)}
 
 
 def half_width_of(out: Path) -> float:
@@ -270,6 +281,8 @@ def main(arguments: argparse.Namespace) -> int:
     """Start the ranks and judge what they found."""
     if min(arguments.pairs, arguments.runs) < 1:
         raise InputError("--pairs and --runs must be at least 1.")
+    if not (arguments.reference / "commbench").is_dir():
+        raise InputError(f"--reference {arguments.reference} holds no commbench/; give a clone of commbench.")
     out = empty_out(arguments.out, "live-tuning")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -281,7 +294,9 @@ def main(arguments: argparse.Namespace) -> int:
             if arguments.only != "narrow":
                 start_ranks(options)
             if arguments.only in (None, "narrow"):
-                found["narrow"] = compare_half_widths(Path(scratch), max(1, arguments.pairs // 8))
+                found["narrow"] = compare_half_widths(
+                    Path(scratch), max(1, arguments.pairs // 8), arguments.reference.resolve()
+                )
         finally:
             if facts.exists():
                 found |= json.loads(facts.read_text("utf-8"))
@@ -328,6 +343,9 @@ if __name__ == "__main__":
     )
     parser.add_argument("--only", choices=[*ON_RANKS, "narrow"], help="answer one question")
     parser.add_argument("--runs", type=int, default=20, help="tunings of equal settings, at least 1")
+    parser.add_argument(
+        "--reference", type=Path, default=ROOT, help="the clone whose ``train`` *narrow* takes (default: this one)"
+    )
     parser.add_argument("--facts", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
