@@ -61,7 +61,7 @@ JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install bench test test-fast test-all lint report clean
+.PHONY: help install bench test test-fast test-all lint docs evidence report clean
 
 help: ## List targets and variables.
 	@echo 'Targets:'
@@ -109,6 +109,12 @@ lint: $(DEV) ## Check style, format, types, the direction of imports, and words.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell commbench tests benchmarks docs README.md CONTRIBUTING.md
+
+docs: $(DEV) ## Write the pages into site/, with a search; every link is checked.
+	$(BIN)/mkdocs build --strict --quiet
+
+evidence: $(DEV) ## Make the kept runs that are older than the code again; hours, on a quiet machine.
+	@$(BIN)/python benchmarks/evidence.py $(ARGS)
 
 report: $(RUNTIME) ## Print the run in RUN again and draw its page.
 	@test -n '$(RUN)' || { echo 'Name a run: make report RUN=results/...' >&2; exit 2; }

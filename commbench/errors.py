@@ -75,6 +75,23 @@ class WrongDataError(CommbenchError):
     exit_code = 4
 
 
+#: The meaning of each exit code of commbench; `tune -- COMMAND` and `watch -- COMMAND` end with the code of COMMAND.
+EXIT_CODES: Mapping[int, str] = MappingProxyType(
+    {
+        0: "done; also a run cut by --time-limit after each case had a launch (status is cut)",
+        CommbenchError.exit_code: "an internal error of commbench",
+        InputError.exit_code: "bad input: one sentence on stderr, nothing written",
+        LaunchError.exit_code: "partial: cases failed, hung or had no launch; the others are kept, the same command "
+        "tries the missing ones again",
+        WrongDataError.exit_code: "wrong data was found, also in a partial run",
+        5: "compare found a regression beyond --threshold",
+        129: "hung up; the same command resumes",
+        130: "interrupted by Ctrl-C; the same command resumes",
+        141: "the reader of stdout closed the pipe",
+        143: "terminated; the same command resumes",
+    }
+)
+
 #: The sentence of each code; fields are the subject and the parameters.
 SENTENCES: Mapping[str, str] = MappingProxyType(
     {

@@ -1,16 +1,17 @@
-"""Writes docs/columns.md from the code and docs/figures from kept runs, so that they agree: python docs/generate.py."""
+"""Writes the reference pages from the code and docs/figures from kept runs: python docs/generate.py."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
-import itertools
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
+
+import terminal
+from reference import commands_page, docstrings_of_fields, python_page
 
 from commbench.collectives.operations import OPERATIONS, LengthRule, Operation, Shape
 from commbench.ddp.plan.records import BucketRow, TrainingRow
@@ -30,8 +31,8 @@ from commbench.results.tables import column_dtypes
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, TUNING_BUDGETS
 from commbench.tuner.predictions import PredictionRow
 
-PAGE = Path(__file__).parent / "columns.md"
-FOLDER = Path(__file__).parent / "figures"
+DOCS = Path(__file__).parent
+FOLDER = DOCS / "figures"
 RESULTS = Path(__file__).parent.parent / "results"
 #: Files of ``docs/figures``: of which kept run, and the figure's name in its report.
 FIGURES = {"buckets.png": ("train_resnet18_batch1_1gbit_xeon2core_20261121", "buckets")}
@@ -212,8 +213,8 @@ KINDS = {
 MB = 1e6
 
 
-def render() -> str:
-    """The whole page, as text that ends in a newline."""
+def columns_page() -> str:
+    """The page of columns, as text that ends in a newline."""
     return "\n".join([HEAD, *_collectives(), *_training(), *_exported(), COMPARISON, _columns(ComparisonRow)])
 
 
@@ -370,7 +371,7 @@ def _fields(
 
     Fields of the class ``without`` are left out.
     """
-    said, hints = _docstrings_of_fields(cls), get_type_hints(cls)
+    said, hints = docstrings_of_fields(cls), get_type_hints(cls)
     columns = {f.name: f.metadata.get("about") for f in dataclasses.fields(TrainingRow)}
     keys = {f.name: f.metadata["key"] for f in dataclasses.fields(cls) if "key" in f.metadata}
     lines = []
@@ -382,20 +383,6 @@ def _fields(
         kinds = [kind for word, kind in KINDS.items() if word in str(hints.get(name))]
         lines.append((f"`{keys.get(name, name)}`", ": ".join([*kinds[:1], _clause(about)])))
     return _table(("field", "what"), lines)
-
-
-def _docstrings_of_fields(cls: type[Any]) -> dict[str, str]:
-    """What the text under each field of a class says, in one line."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }
 
 
 def _clause(sentence: str) -> str:
@@ -512,9 +499,19 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in rows) + "\n"
 
 
+#: The pages that this program writes.
+PAGES: Mapping[str, Callable[[], str]] = {
+    "columns.md": columns_page,
+    "commands.md": commands_page,
+    "python.md": python_page,
+}
+
 if __name__ == "__main__":
-    PAGE.write_text(render(), encoding="utf-8")
+    for page, render in PAGES.items():
+        (DOCS / page).write_text(render(), encoding="utf-8")
     FOLDER.mkdir(exist_ok=True)
     for file in FIGURES:
         (FOLDER / file).write_bytes(draw(file))
-    print(f"Wrote {PAGE} and {FOLDER}")
+    for cast in FOLDER.glob("*.cast"):
+        cast.with_suffix(".svg").write_text(terminal.draw(cast), encoding="utf-8")
+    print(f"Wrote {', '.join(PAGES)} and the figures in {FOLDER}")

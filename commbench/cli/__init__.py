@@ -15,8 +15,9 @@ import typer
 from typer.core import TyperGroup
 
 from commbench import __version__
+from commbench.cli.examples import add_examples
 from commbench.cli.separator import StartingCommand
-from commbench.errors import CommbenchError
+from commbench.errors import EXIT_CODES, CommbenchError
 from commbench.launch.signals import leave_by_exit
 
 _make_app = partial(
@@ -51,7 +52,7 @@ class _LazyGroup(TyperGroup):
     @property
     def commands(self) -> dict[str, Any]:
         """All commands by name, each imported."""
-        return {name: self.get_command(None, name) for name in _COMMANDS}
+        return {name: self.get_command(ctx, name) for name in _COMMANDS}
 
     @commands.setter
     def commands(self, _: object) -> None:
@@ -63,13 +64,19 @@ class _LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - click's
         if cmd_name not in _COMMANDS:
             return None
-        module, name = _COMMANDS[cmd_name]
-        entry = getattr(import_module(f"commbench.cli.{module}"), name)
+        command = self._load_command(ctx, cmd_name)
+        add_examples(command, cmd_name)
+        return command
+
+    @staticmethod
+    def _load_command(ctx: Any, name: str) -> Any:  # noqa: ANN401 - click's
+        module, entry_name = _COMMANDS[name]
+        entry = getattr(import_module(f"commbench.cli.{module}"), entry_name)
         holder = _make_app()
         if isinstance(entry, typer.Typer):
-            holder.add_typer(entry, name=cmd_name)
-            return typer.main.get_group(holder).get_command(ctx, cmd_name)
-        holder.command(cmd_name, cls=StartingCommand if cmd_name in _STARTING else None)(entry)
+            holder.add_typer(entry, name=name)
+            return typer.main.get_group(holder).get_command(ctx, name)
+        holder.command(name, cls=StartingCommand if name in _STARTING else None)(entry)
         return typer.main.get_command(holder)
 
 
@@ -77,6 +84,7 @@ app = _make_app(
     name="commbench",
     cls=_LazyGroup,
     help="Time collectives and real DDP training; recommend settings, with confidence intervals.",
+    epilog="\n".join(["\b", "Exit codes:", *(f"  {code:<3} {meaning}" for code, meaning in EXIT_CODES.items())]),
     no_args_is_help=True,
     result_callback=lambda code, **_: sys.exit(code),
 )

@@ -56,7 +56,7 @@ def autotune(
         out: the run directory; default: ``results/tune-NAME`` in the working directory. Rank 0 writes it.
         bucket_cap_mb: MiB such as ``25``, ``default``, or lists such as ``1+5+25``; ``auto``: one for each different
             layout of the model's buckets.
-        allow: hooks to try, as ``commbench train --hook`` takes them; ``none`` is DDP without a hook, and
+        allow: hooks to try, as ``--hook`` takes them; ``none`` is DDP without a hook, and
             ``FILE.py:CALLABLE`` a hook of your own.
         accept_loss: whether lossy hooks of ``allow`` may be recommended; otherwise only their speedup is stated.
         steps: optimiser steps after which tuning ends; None: when it is decided.

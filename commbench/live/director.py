@@ -251,7 +251,7 @@ def _conclusion(recommendation: Recommendation | None) -> str:
         return "tuning ended without a comparison: the setting stays as it was"
     best = recommendation.best
     if recommendation.verdict == "change":
-        return f"decided: {best.name} trains {best.gain_over(recommendation.baseline_name)}"
+        return f"decided: a step with {best.name} is {best.gain_over(recommendation.baseline_name)}"
     if recommendation.verdict == "keep":
         others = "other that may be used" if any(each.withheld for each in recommendation.altering) else "other"
         return f"decided: the script's own setting stays; no {others} is more than 2 % faster"

@@ -1,7 +1,9 @@
 """Tests that the pages agree with the code: columns, commands, options, exit codes, targets and links."""
 
+import html
 import importlib.util
 import io
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,15 +13,16 @@ from typing import Any
 
 import pytest
 import typer
+from commands import Command
 
 from commbench import errors
 from commbench.cli import app
+from commbench.cli.examples import EXAMPLES
 from commbench.ddp.traces import SHIPPED
 from commbench.ddp.workloads import TRACE, WORKLOADS
 from commbench.hooks.registry import HOOKS, parse_hook
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("*/README.md")), *sorted((ROOT / "docs").glob("*.md"))]
 GROUP: Any = typer.main.get_command(app)
 #: Every command by the words that call it: ("run",), ("lab", "run").
@@ -48,7 +51,8 @@ def commands_in(text: str) -> Iterator[list[str]]:
     lines = [line for block in CODE.findall(text) for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", CODE.sub("", text))
     for line in lines:
-        if match := COMMAND.match(line):
+        match = COMMAND.match(line)
+        if match and "[OPTIONS]" not in line:  # a usage line of the reference
             words = shlex.split(match[1], comments=True)
             yield words
             if "commbench" in words:  # a command that another command runs
@@ -66,11 +70,12 @@ COMMANDS = [
 ]
 
 
-def test_columns_page_is_up_to_date() -> None:
-    """Find the output of docs/generate.py in docs/columns.md."""
-    pytest.importorskip("torch", reason="hooks and workloads are on the page")
-    generator = load_generator()
-    assert generator.PAGE.read_text(encoding="utf-8") == generator.render(), "run python docs/generate.py"
+@pytest.mark.parametrize("page", load_generator().PAGES)
+def test_generated_pages_are_up_to_date(page: str) -> None:
+    """Find the output of docs/generate.py in the reference pages."""
+    pytest.importorskip("torch", reason="hooks and workloads are on the pages")
+    text = load_generator().PAGES[page]()
+    assert (ROOT / "docs" / page).read_text(encoding="utf-8") == text, "run python docs/generate.py"
 
 
 @pytest.mark.parametrize("name", load_generator().FIGURES if importlib.util.find_spec("torch") else [])
@@ -84,6 +89,16 @@ def test_figures_are_drawn_from_kept_runs(name: str) -> None:
     assert abs(kept_drawing - drawn).mean() < 0.01, "run python docs/generate.py"
 
 
+@pytest.mark.parametrize("cast", sorted((ROOT / "docs").rglob("*.cast")), ids=lambda cast: cast.name)
+def test_terminals_are_drawn_from_recordings(cast: Path) -> None:
+    """Draw each kept recording as its SVG, which ends with what the command printed last."""
+    pytest.importorskip("pyte")
+    drawing = cast.with_suffix(".svg").read_text(encoding="utf-8")
+    assert load_generator().terminal.draw(cast) == drawing
+    last = json.loads(cast.read_text(encoding="utf-8").splitlines()[-1])[2].splitlines()[-1]
+    assert html.escape(last) in drawing
+
+
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_every_command_and_option_has_help(path: tuple[str, ...]) -> None:
     """Leave no command, argument or option unexplained."""
@@ -93,9 +108,13 @@ def test_every_command_and_option_has_help(path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
-def test_readme_shows_every_command(path: tuple[str, ...]) -> None:
-    """Show each command at work on the first page."""
-    assert path in {split_command(words)[0] for words in commands_in(README)}
+def test_help_of_every_command_ends_with_examples(path: tuple[str, ...], commbench: Command) -> None:
+    """Show each command at work in its own help, with options that exist."""
+    lines = [line for line, _ in EXAMPLES[" ".join(path)]]
+    assert [] == [line for line in lines if line not in commbench(f"{' '.join(path)} --help").out]
+    for line in lines:
+        words = shlex.split(line)[1 + len(path) :]
+        assert path[-1] == LEAVES[path].make_context(path[-1], words).info_name
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -116,13 +135,11 @@ def test_hooks_and_workloads_in_pages_exist() -> None:
     assert [] == missing
 
 
-def test_exit_codes_in_readme() -> None:
-    """List in the README the exit code of every exception, 0, a regression's and the signals'."""
+def test_exit_codes_are_those_of_the_exceptions() -> None:
+    """State the meaning of the exit code of every exception, of 0, of a regression and of the signals."""
     classes = [each for each in vars(errors).values() if isinstance(each, type)]
     raised = {each.exit_code for each in classes if issubclass(each, errors.CommbenchError)}
-    table = README.split("### Exit codes")[1].split("##")[0]
-    listed = {int(code) for cell in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in cell.split(",")}
-    assert raised | {0, 5, 129, 130, 141, 143} == listed
+    assert raised | {0, 5, 129, 130, 141, 143} == set(errors.EXIT_CODES)
 
 
 def test_make_targets_in_pages_exist() -> None:

@@ -29,8 +29,8 @@ def tree_in_readme() -> tuple[list[str], list[str]]:
     block = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree")[1].split("```")[1]
     inside, top = [], []
     for line in block.strip().splitlines():
-        (inside if line.startswith(" ") else top).append(line.split()[0].split("/")[0])
-        assert len(line.split()) > 1, f"{line} has no purpose"
+        names = line.strip().split("  ")[0].split()
+        (inside if line.startswith(" ") else top).extend(name.strip("/") for name in names)
     return inside, top
 
 
