@@ -52,7 +52,7 @@ class _LazyGroup(TyperGroup):
     @property
     def commands(self) -> dict[str, Any]:
         """All commands by name, each imported."""
-        return {name: self.get_command(ctx, name) for name in _COMMANDS}
+        return {name: self.get_command(None, name) for name in _COMMANDS}
 
     @commands.setter
     def commands(self, _: object) -> None:
