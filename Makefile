@@ -85,7 +85,7 @@ bench: $(RUNTIME) ## Measure this machine, or the hosts in HOSTFILE; print the t
 # The tests of a file run in one process, which shares their fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 TOGETHER := not slow and not mpi and not lab and not slurm and not gpu
-FAST := $(TOGETHER) and not ranks
+FAST := $(TOGETHER) and not programs
 # These tests occupy the machine: one runs at a time.
 EXCLUSIVE := not slow and (mpi or lab or slurm or gpu)
 # pytest ends with 5 if ARGS select no test.

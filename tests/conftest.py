@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Function]) -> None:
     """Mark tests that start ranks as forks; skip marked tests that this machine cannot run, with the reason."""
     for item in items:
         if "forked_python" in item.fixturenames:
-            item.add_marker("ranks")
+            item.add_marker("programs")
     for marker, (is_there, reason) in NEEDS.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
         if marked and not is_there():

@@ -28,6 +28,7 @@ def test_ranks_follow_the_gpus_of_this_machine() -> None:
     assert [64, 3] == [ranks(is_local=False), ranks(limit=3)]
 
 
+@pytest.mark.programs
 def test_a_first_run_on_gpus_says_what_it_leaves_out(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Omit NCCL if two ranks would share a GPU, and report training on CPUs."""
     monkeypatch.setattr("commbench.cli.request.has_gpus", lambda: True)

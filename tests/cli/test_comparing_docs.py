@@ -59,6 +59,7 @@ def run_job(folder: Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("factor", "code"),
     [pytest.param(1.0, 0, marks=pytest.mark.slow), pytest.param(1.03, 0, marks=pytest.mark.slow), (1.2, 5)],
@@ -98,6 +99,7 @@ def test_the_script_begins_without_baselines(folder: Path) -> None:
     assert (0, True) == (done.returncode, done.stdout.startswith("No baseline yet"))
 
 
+@pytest.mark.programs
 def test_the_script_hands_on_that_conditions_changed(folder: Path) -> None:
     """Exit with 2 and print the refusal if conditions changed."""
     write_run(folder / "measured", 9, nodes=2)

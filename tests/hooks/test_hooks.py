@@ -342,7 +342,11 @@ def test_a_failed_job_fails_those_after_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "status"), [pytest.param("lambda: None", 0, marks=pytest.mark.slow), ("threading.Event().wait", STUCK)]
+    ("job", "status"),
+    [
+        pytest.param("lambda: None", 0, marks=pytest.mark.slow),
+        pytest.param("threading.Event().wait", STUCK, marks=pytest.mark.programs),
+    ],
 )
 def test_the_thread_lets_the_process_end(job: str, status: int) -> None:
     """Exit with 0 despite an idle thread, and with its own status in a blocked collective."""

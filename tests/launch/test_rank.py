@@ -276,6 +276,7 @@ def test_a_heartbeat_reports_progress() -> None:
     assert (5, os.getpid(), 7, 6, 2) == (heard[0].rank, heard[0].pid, heard[0].entered, heard[0].left, heard[0].case)
 
 
+@pytest.mark.programs
 def test_a_stalled_rank_notices_by_itself() -> None:
     """Call once after the timeout without progress."""
     stalled = threading.Event()
@@ -393,6 +394,7 @@ def listen(body: str, options: str = "") -> tuple[int, list[Stack], str]:
     return process.returncode, stacks, "".join(foreign for foreign, _ in lines)
 
 
+@pytest.mark.programs
 def test_a_rank_reports_its_stacks_on_sigusr1() -> None:
     """Report all stacks by rank and thread although the main thread is busy."""
     body = "import threading, time\nother = threading.Event()\n"
@@ -406,6 +408,7 @@ def test_a_rank_reports_its_stacks_on_sigusr1() -> None:
     assert "threading.py" in frames["flow"][0]
 
 
+@pytest.mark.programs
 def test_a_terminated_rank_reports_its_stack() -> None:
     """Report the stack on SIGTERM and die, although the main thread runs native code."""
     body = "import threading\nos.kill(os.getpid(), signal.SIGTERM); threading.Lock().acquire(); "
@@ -414,6 +417,7 @@ def test_a_terminated_rank_reports_its_stack() -> None:
     assert (-signal.SIGTERM, [MAIN]) == (code, [stack.thread for stack in stacks])
 
 
+@pytest.mark.programs
 def test_a_child_of_a_rank_takes_no_signals_for_it() -> None:
     """Ignore in the rank a SIGTERM sent to a forked child."""
     body = "import time\nready, up = os.pipe()\nchild = os.fork()\nif not child: os.write(up, b'.'); time.sleep(60)\n"
@@ -438,6 +442,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.programs
 def test_a_rank_leaves_when_its_launcher_is_gone() -> None:
     """Exit when the parent process has ended."""
     script = LISTENING.format(

@@ -166,6 +166,7 @@ def test_without_the_variable_only_the_site_is_customised(tmp_path: Path) -> Non
     assert "Finder" != done.stdout.splitlines()[1]
 
 
+@pytest.mark.programs
 def test_a_process_that_trains_nothing_hardly_pays(tmp_path: Path) -> None:
     """Add little to the start of a Python that trains nothing."""
     times: dict[str, list[float]] = {str(tmp_path): [], f"{SITE}{os.pathsep}{tmp_path}": []}
@@ -202,6 +203,7 @@ FullyShardedDataParallel(torch.nn.Linear(2, 2), device_id=torch.device("cpu"))
 """
 
 
+@pytest.mark.programs
 def test_a_real_training_that_is_not_tuned_is_untouched(tmp_path: Path) -> None:
     """Train one rank, and both types of FSDP, unchanged, with a line per reason and no run."""
     pytest.importorskip("torch")

@@ -142,6 +142,7 @@ def test_the_hooks_of_a_file_are_made(tmp_path: Path) -> None:
         assert make_hook(f"{tmp_path}/compress.py:{name}") is not None
 
 
+@pytest.mark.programs
 def test_an_operation_is_measured(apply: Callable[[str], Copy]) -> None:
     """Measure the new operation with each of its reductions, and list it."""
     pytest.importorskip("mpi4py", reason="connects the only rank")
@@ -153,6 +154,7 @@ def test_an_operation_is_measured(apply: Callable[[str], Copy]) -> None:
     assert "reduce_broadcast" in copy.run("-m", "commbench", "run", "--help")
 
 
+@pytest.mark.programs
 def test_a_backend_is_measured(apply: Callable[[str], Copy]) -> None:
     """Verify and measure an operation of the new backend; state as unsupported what it leaves out."""
     pytest.importorskip("mpi4py", reason="connects the only rank")
@@ -249,6 +251,7 @@ print(len(drawing.png) > 1000)
     assert "True" == apply("A figure").run("-c", program).strip()
 
 
+@pytest.mark.programs
 def test_an_import_is_read(apply: Callable[[str], Copy]) -> None:
     """Recognise output of the new tool, read its times, and say what was assumed."""
     copy = apply("An import")

@@ -61,6 +61,7 @@ def test_nothing_measured_is_no_figure() -> None:
     assert [] == all_figures([])
 
 
+@pytest.mark.programs
 def test_figures_need_no_ranks() -> None:
     """Draw without torch, MPI and numba, and without matplotlib's global state."""
     code = (

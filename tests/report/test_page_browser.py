@@ -23,7 +23,10 @@ CHROMIUM = next(
 )
 DESK, TELEPHONE = 1280, 390
 
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium (on Debian: apt install chromium)")
+pytestmark = [
+    pytest.mark.programs,
+    pytest.mark.skipif(not CHROMIUM, reason="needs Chromium (on Debian: apt install chromium)"),
+]
 
 #: Puts into the page what a person would see: sizes in CSS pixels, figures, and what a click on a heading does.
 PROBE = """
