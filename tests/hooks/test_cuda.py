@@ -25,7 +25,10 @@ from commbench.errors import InputError
 from commbench.hooks.compression.selection import TopKSelector, decode_add
 from commbench.hooks.message import payload_bytes
 
-pytestmark = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
+pytestmark = [
+    pytest.mark.programs,
+    pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler"),
+]
 
 #: Several chunks, the last one in part.
 N = 5003

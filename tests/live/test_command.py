@@ -24,6 +24,8 @@ from commbench.live.command import SITE, attach_to, name_of, why_unwritable
 from commbench.live.options import VARIABLE, LiveOptions
 from commbench.results import Store
 
+pytestmark = pytest.mark.programs
+
 #: Prints what it has got of each signal, until SIGUSR2 ends it.
 COUNTER = """
 import signal, sys, time
