@@ -17,6 +17,7 @@ import pytest
 from commbench.launch.events import CaseFinished, CaseProgress, Event, Notice, RankOutput
 from commbench.launch.launchers import MpirunLauncher, Placement, choose_launcher
 from commbench.results import Store, load_run
+from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest
 from commbench.results.record_types import AnyCase, AnyRecord
 from commbench.stats.budgets import Budget
@@ -39,7 +40,8 @@ def make_request(cases: Sequence[AnyCase], *, ranks: int = 2, launches: int = 2,
 
 def open_store(path: Path, request: RunRequest) -> Store:
     """Open or resume the run of ``request``."""
-    return Store.open(path, {"plan": {"cases": [case.key for case in request.cases], "ranks": request.ranks}})
+    header: RunInfo = {"plan": {"cases": [case.key for case in request.cases], "ranks": request.ranks}}
+    return Store.open(path, header | RunInfo(env=request.envs) if any(request.envs) else header)
 
 
 class Recorder:
@@ -88,6 +90,12 @@ class ScriptLauncher:
     def __init__(self, script: str) -> None:
         self.script = script
         self.started = 0
+        self.envs: list[str] = []
+
+    def with_env(self, env: str) -> "ScriptLauncher":
+        """Note the environment of a start; the script reads it from its plan."""
+        self.envs.append(env)
+        return self
 
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:  # noqa: ARG002
         """Return the command of the script, for any program."""

@@ -7,7 +7,7 @@ from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.stragglers import Findings, find_stragglers
 from commbench.engine.records import Row
 from commbench.results import Run, once_per_run
-from commbench.results.info import of_interconnect
+from commbench.results.info import network_records
 
 
 @once_per_run
@@ -16,7 +16,7 @@ def network_model(run: Run) -> NetworkModel:
 
     Ranks that share a GPU are left out, because their times do not measure a network.
     """
-    return NetworkModel.fit(of_interconnect(run.records, run.info))
+    return NetworkModel.fit(network_records(run.records, run.info))
 
 
 @once_per_run

@@ -32,6 +32,8 @@ _OPERATIONS = {
     for name, entry in OPERATIONS.items()
     if entry.has_nccl_algorithms
 }
+#: E.g. ``NCCL_ALGO set by environment to Ring.``, once a variable when NCCL first reads it.
+_SETTING = re.compile(r"\b(?P<name>NCCL_\w+) set (?:by environment )?to (?P<value>.*?)\.?\s*$", re.MULTILINE)
 _DUPLICATE = re.compile(r"Duplicate GPU detected : rank (\d+) and rank (\d+) both on CUDA device")
 
 
@@ -64,6 +66,14 @@ def _algorithm(line: re.Match[str]) -> str:
     channels = int(line["high"]) - int(line["low"]) + 1
     algorithm, protocol = (line[name].lower().replace("_", "") for name in ("algorithm", "protocol"))
     return str(Choice(algorithm=algorithm, protocol=protocol, channels=channels))
+
+
+def settings_in(log: str) -> dict[str, str]:
+    """Return by name the environment variables that NCCL has read, with their values.
+
+    Read from the lines that NCCL writes with ``NCCL_DEBUG_SUBSYS=ENV`` (NCCL 2.28: misc/param.cc, graph/tuning.cc).
+    """
+    return {match["name"]: match["value"] for match in _SETTING.finditer(log)}
 
 
 def duplicates_in(log: str) -> tuple[int, int] | None:
@@ -137,12 +147,18 @@ class NcclLog:
     def __init__(self) -> None:
         self._files = 0
         self._transports: set[str] = set()
+        self._settings: dict[str, str] = {}
 
     def enable(self) -> None:
         """Enable the log unless one is configured; call this before NCCL reads its settings."""
         if "NCCL_DEBUG" not in os.environ:
             os.environ["NCCL_DEBUG"] = "INFO"
-            self._begin("INIT")
+            self._begin("INIT,ENV")
+
+    def settings(self) -> dict[str, str]:
+        """Return by name the environment variables that NCCL has read, see `settings_in`."""
+        self._read_log()
+        return self._settings
 
     def transport(self) -> str:
         """Return the transports of this rank's channels, e.g. ``NET/Socket``; empty if unknown."""
@@ -162,13 +178,13 @@ class NcclLog:
         if reset is None:
             yield algorithms
             return
-        self._begin("INIT,TUNING")
+        self._begin("INIT,ENV,TUNING")
         reset()
         try:
             yield algorithms
         finally:
             algorithms |= algorithms_in(self._read_log())
-            self._begin("INIT")
+            self._begin("INIT,ENV")
             reset()
 
     def remove(self) -> None:
@@ -194,9 +210,10 @@ class NcclLog:
         os.environ["NCCL_DEBUG_FILE"] = str(Path(tempfile.gettempdir()) / name)
 
     def _read_log(self) -> str:
-        """Return the text of the current file, and remember its transports."""
+        """Return the text of the current file, and remember its transports and settings."""
         text = self._path.read_text(errors="replace") if self._path.is_file() else ""
         self._transports.update(transports_in(text))
+        self._settings.update(settings_in(text))
         return text
 
 

@@ -83,6 +83,7 @@ class Task:
         parts = [
             f"{counted(len(request.cases), 'case')} on {counted(request.ranks, 'rank')} "
             f"in {counted(request.budget.launches, 'launch')}"
+            + (f" of each of {len(request.envs)} environments" if len(request.envs) > 1 else "")
             for request in self.requests
         ]
         return ", then ".join([*parts, *([self.then] if self.then else [])])
@@ -96,7 +97,9 @@ class Task:
         """Return an upper estimate of the run's time, in seconds."""
         if self.seconds is not None:
             return self.seconds
-        return sum(dry_run_estimate(r.slices(r.cases), r.budget, r.budget.launches) for r in self.requests)
+        return sum(
+            dry_run_estimate(r.slices(r.cases), r.budget, r.budget.launches, starts=len(r.envs)) for r in self.requests
+        )
 
 
 def carry_out(
@@ -261,6 +264,11 @@ def _be_rank(settings: Settings, identity: Identity, plan: Callable[[Place], Tas
     )
     _apply_interface(settings, identity.world_size)
     task = plan(place)
+    if any(any(request.envs) for request in task.requests):
+        raise InputError(
+            "Environment variables are to be varied (--env), but the ranks are started already; set a variable where "
+            "they are started, each value with an --out of its own."
+        )
     out = settings.out or default_out(task.name)
     messages = make_console(sys.stderr, plain=True)
     if identity.rank == 0:

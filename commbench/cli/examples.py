@@ -26,6 +26,7 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType(
                 "within hosts and across",
             ),
             ("commbench run -c all_reduce -n 8 --world-sizes 2,4,8", "time over the number of ranks"),
+            ("commbench run --backend nccl --env NCCL_ALGO=Ring,Tree,default", "which value of a variable is faster"),
             ("commbench run matrix --hostfile hosts", "every pair of ranks: which host or link is slow"),
         ),
         "train": (

@@ -20,6 +20,7 @@ from commbench.cli.options import (
     Collective,
     Dtype,
     Energy,
+    Env,
     Format,
     InPlace,
     Launches,
@@ -70,6 +71,7 @@ def bench(
     ] = None,
     like: Like = None,
     backend: Backend = None,
+    env: Env = None,
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Also train with DDP and recommend settings.")
     ] = True,
@@ -83,7 +85,7 @@ def bench(
     """
     settings = replace(settings, style=output_format)
     backends = split_names(backend)
-    suite = _override(load_suite("quick"), {"backends": backends})
+    suite = _override(load_suite("quick"), {"backends": backends, "env": env})
     trains_over = _trains_over(backends) if train else None
     timing, training = find_budget(BUDGETS, budget, launches=launches), find_budget(TRAINING_BUDGETS, budget)
 
@@ -103,7 +105,7 @@ def bench(
         task = replace(collectives(place), draws_page=True)
         if requested is None:
             return replace(task, left_out=[*task.left_out, *([lack] if trains_over and lack else [])])
-        sweep = default_sweep()
+        sweep = replace(default_sweep(), env=env or ())
         training_backend, left_out = backend_at(place, requested, sweep.workload)
         task = replace(task, left_out=[*task.left_out, *left_out])
         sweep, seed = replace(sweep, backend=training_backend), task.requests[0].seed
@@ -153,6 +155,7 @@ def run(
     loop: Loop = None,
     cadence: Cadence = None,
     buffers: BufferKinds = None,
+    env: Env = None,
     budget: BudgetName = "quick",
     launches: Launches = None,
     visits: Visits = None,
@@ -182,6 +185,7 @@ def run(
         "loop": loop,
         "cadences": split_names(cadence),
         "buffers": split_names(buffers),
+        "env": env,
     }
     settings = replace(settings, style=output_format)
     full_suite = _override(load_suite(suite), axes)

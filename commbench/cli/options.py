@@ -190,6 +190,16 @@ Energy = Annotated[
         "for the meters.",
     ),
 ]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="NAME=VALUES",
+        help="Environment variable of the ranks and its values, e.g. NCCL_ALGO=Ring,Tree,default; default leaves it "
+        "out, and \\, is a comma within a value. Each start of the ranks has one value, in shuffled order. Repeatable: "
+        "all combinations are measured, and the first one twice as a control.",
+    ),
+]
 TimeLimit = Annotated[
     float | None, typer.Option("--time-limit", metavar="S", help="Time limit of the whole run in seconds.")
 ]

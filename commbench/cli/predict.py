@@ -37,7 +37,7 @@ from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.errors import InputError, check_choice, noting
 from commbench.hooks.registry import parse_hook
 from commbench.report.prediction import render_basis, render_break_evens, render_collectives, render_steps
-from commbench.results import Run, load_run
+from commbench.results import Run, load_run, under_first_env
 from commbench.results.info import measures_interconnect, shares_gpu
 from commbench.results.tables import csv_text
 from commbench.units import format_link_rate, format_size, parse_link_rate, parse_sizes
@@ -208,7 +208,7 @@ def predict(
     """
     check_choice("format", output_format, FORMATS)
     world_sizes, rates = parse_world_sizes(world_size), parse_rates(rate)
-    runs = [load_run(path) for path in paths]
+    runs = [under_first_env(load_run(path)) for path in paths]
     hooks = parse_hooks(hook, (r.case.hook_name for run in runs for r in run.training_records if r.case.uses_ddp))
     network = GrowingNetwork.fit(
         MeasuredRun(model=network_model(run), records=run.records, info=run.info) for run in runs

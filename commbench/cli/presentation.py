@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from commbench.analysis.env import collective_envs, training_envs, variable_sentences
 from commbench.analysis.runs import all_rank_rows, growths, network_model, straggler_findings
 from commbench.ddp.plan.records import DDP_COLUMNS
 from commbench.errors import check_choice
 from commbench.report.advice import advise_run
+from commbench.report.env import render_envs
 from commbench.report.matrix import conclude, render_matrices
 from commbench.report.model import conclude_model
 from commbench.report.state import origins, result_files, time_spent, undecided, unfinished
@@ -48,11 +50,12 @@ def print_run(run_: Run, style: str, console: Console, *, hint: bool = False) ->
     elif run_.records or not run_.training_records:
         _print_collectives(run_, console)
     if run_.training_records:
-        for part in [*render_training(run_), *render_predictions(predictions(run_))]:
+        for part in [*render_training(run_), *render_envs(training_envs(run_)), *render_predictions(predictions(run_))]:
             console.print(part)
     if run_.info.get("candidates"):
         _print_conclusion(run_, console)
-    lines = [*(f"- {advice}" for advice in advise_run(run_.info)), time_spent(run_), *origins(run_)]
+    lines = [*variable_sentences(run_.info), *(f"- {advice}" for advice in advise_run(run_.info))]
+    lines += [time_spent(run_), *origins(run_)]
     for line in filter(None, lines):
         console.print(line, markup=False)
     command = shlex.join(["commbench", "report", str(run_.path)])
@@ -97,7 +100,7 @@ def _print_collectives(run_: Run, console: Console) -> None:
         console.print(render_overlap(run_.overlaps))
     if overheads_of_torch := overheads(all_rank_rows(run_)):
         console.print(render_overheads(overheads_of_torch))
-    for part in render_matrices(run_.matrices, straggler_findings(run_)):
+    for part in [*render_envs(collective_envs(run_)), *render_matrices(run_.matrices, straggler_findings(run_))]:
         console.print(part)
     for sentence in precision_of(run_.rows, run_.info, run_.divided.states):
         console.print(sentence, markup=False)

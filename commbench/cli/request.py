@@ -325,8 +325,10 @@ def run_header(
         info: further entries.
         identity: further entries that must be equal to resume the run.
     """
+    envs = list(dict.fromkeys(env for request in requests for env in request.envs if env))
     return {
         **(info or RunInfo()),
+        **(RunInfo(env=envs) if envs else RunInfo()),
         "suite": name,
         "argv": ["commbench", *sys.argv[1:]],
         "seed": requests[0].seed,

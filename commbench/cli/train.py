@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from commbench.cli.conduct import Place, Task, carry_out
-from commbench.cli.options import Settings, join_names, takes_settings
+from commbench.cli.options import Env, Settings, join_names, takes_settings
 from commbench.cli.request import (
     AUTO_BACKEND,
     check_counts,
@@ -171,6 +171,7 @@ def train(
     static_graph: StaticGraph = "off",
     batch: Batches = None,
     world_size: WorldSizes = None,
+    env: Env = None,
     backend: TrainingBackend = AUTO_BACKEND,
     steps: Steps = None,
     max_loss_increase: MaxLossIncrease = None,
@@ -199,6 +200,7 @@ def train(
         static_graphs=_switch("--static-graph", static_graph),
         batches=parse_numbers("--batch", batch) or (),
         world_sizes=parse_numbers("--world-size", world_size) or (),
+        env=env or (),
     )
     check_counts({"--steps": steps, "--threads": threads})
     training_budget = find_budget(TRAINING_BUDGETS, budget, launches=launches, confirm_launches=confirm_launches)

@@ -19,6 +19,7 @@ from commbench.collectives.operations import OPERATIONS, REDOPS, Operation, find
 from commbench.collectives.patterns import check_pattern, shares_of
 from commbench.errors import InputError, UnsupportedError, check_choice
 from commbench.schema import Ranks
+from commbench.system.env import parse_env
 from commbench.units import format_size, parse_sizes
 
 T = TypeVar("T")
@@ -60,6 +61,8 @@ class Case:
     """The requested algorithm, as `commbench.collectives.algorithms.Choice` writes it."""
     graph: bool = False
     """Whether several operations are captured in one CUDA graph, which is replayed."""
+    env: str = ""
+    """The environment variables of its launches, see `commbench.system.env`; empty: none was asked for."""
 
     @cached_property
     def key(self) -> str:
@@ -68,7 +71,7 @@ class Case:
         Fields added after version 1 appear only if they differ from the default, so that older keys stay valid.
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for name, default in (("world_size", None), ("algorithm", AUTO), ("graph", False)):
+        for name, default in (("world_size", None), ("algorithm", AUTO), ("graph", False), ("env", "")):
             if fields[name] == default:
                 del fields[name]
         return json.dumps(fields, separators=(",", ":"))
@@ -99,6 +102,7 @@ class Case:
         words += [f"in {self.buffers} buffers"] * (
             self.buffers not in {"hot", ""}
         )  # None: a row of another tool, which does not state it
+        words += [f"under {self.env}"] * bool(self.env)
         return " ".join(words)
 
 
@@ -132,6 +136,8 @@ class Sweep:
     buffers: Sequence[str] = ("hot",)
     """``hot``: the same buffers in each repetition; ``rotated``: several sets in turn, together larger than the cache;
     ``registered`` and ``symmetric``: hot buffers that are registered with NCCL."""
+    env: Sequence[str] = ()
+    """Environment variables of the launches, as ``--env`` takes them: ``NCCL_ALGO=Ring,Tree,default``."""
 
     def __post_init__(self) -> None:
         if isinstance(self.sizes, str):
@@ -160,6 +166,7 @@ class Sweep:
         for world_size in self.world_sizes:
             if not isinstance(world_size, int) or world_size < 2:  # noqa: PLR2004 - one rank does not communicate
                 raise InputError(f"World size {world_size!r} is not a number of ranks to compare; give 2 or more.")
+        parse_env(self.env)
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -188,7 +195,8 @@ class Sweep:
         cases = [case for size in self.world_sizes or (world_size,) for case in self._cases(size)]
         # a scaling study's case on all ranks is the same case as outside a study
         unified = (case if case.world_size != world_size else replace(case, world_size=None) for case in cases)
-        return list(dict.fromkeys(unified))
+        unique = list(dict.fromkeys(unified))
+        return [replace(case, env=env) for env in parse_env(self.env) for case in unique] or unique
 
     def _cases(self, world_size: int) -> Iterable[Case]:
         """Yield the cases on ``world_size`` ranks; each case states that number."""

@@ -413,6 +413,10 @@ class Row:
     )
     sync: str = column("how ranks were made to start together", "")
     loop: str = column("native, python or event", "")
+    env: str = column(
+        "environment variables of the ranks by --env, NAME=value;...; (again): the A/A control; empty without --env",
+        "",
+    )
     launches: int | None = column("launches behind the row")
     visits: int | None = column("separate stretches of time in which a launch measured the case; their median")
     disturbed: int | None = column("visits repeated because a rank had waited for a CPU, all launches together")
@@ -466,6 +470,7 @@ class OverlapRow:
     in_place: bool | None = column("send and receive share memory")
     message_bytes: int | None = column("as in collectives.csv")
     osu_bytes: int | None = column("the size OSU prints for the same case")
+    env: str = column("as in collectives.csv", "")
     launches: int | None = column("launches behind the row")
     overall_us: float | None = column("started, computed, completed")
     compute_us: float | None = column("computing alone, as long as the communication")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import time
 from collections.abc import Sequence
@@ -124,12 +125,20 @@ class _StageRun:
         return Ending(status="ok")
 
     def _launch(self, launch: int) -> Ending:
-        """Measure what a launch lacks; after a failure, start new ranks."""
+        """Measure what a launch lacks, each environment with ranks of its own."""
+        for request in self.request.by_env(launch):
+            ending = self._start(launch, request)
+            if ending.status != "ok":
+                return ending
+        return Ending(status="ok")
+
+    def _start(self, launch: int, request: RunRequest) -> Ending:
+        """Measure what a launch lacks of ``request``, which has one environment; after a failure, start new ranks."""
         ending: Ending | None = None
-        while ending is None and (missing_cases := self._missing(launch)):
-            ending = self._obstacle(launch, slices=self.request.slices(missing_cases))
+        while ending is None and (missing_cases := self._missing(launch, request)):
+            ending = self._obstacle(launch, slices=request.slices(missing_cases))
             if ending is None:
-                attempt = self._plan(launch)
+                attempt = self._plan(launch, request)
                 ending = self._judge(self._supervise(attempt), attempt)
         return ending or Ending(status="ok")
 
@@ -147,11 +156,12 @@ class _StageRun:
     def _may_use_whole_limit(self, launch: int) -> bool:
         return launch < self.request.fewest_launches
 
-    def _plan(self, launch: int) -> LaunchLedger:
+    def _plan(self, launch: int, request: RunRequest) -> LaunchLedger:
         """Plan one start of a launch."""
-        begun, request = time.monotonic(), self.request
-        total = len(request.cases) * len(self.launches)
-        remaining = Remaining.of(request, map(self._missing, self.launches), total=total)
+        begun = time.monotonic()
+        total = len(self.request.cases) * len(self.launches)
+        starts = ((number, part) for number in self.launches for part in self.request.by_env(number))
+        remaining = Remaining.of(request, itertools.starmap(self._missing, starts), total=total)
         plan = plan_launch(
             request,
             self.ledger.store.records,
@@ -169,7 +179,7 @@ class _StageRun:
 
     def _supervise(self, launch: LaunchLedger) -> Ending:
         """Run one start of a launch; return how it ended, having entered that."""
-        launch.show_start(self.request.budget.launches, self.label)
+        launch.show_start(self.request.budget.launches, " ".join(filter(None, (self.label, launch.plan.env))))
         run = self.run_
         supervisor = Supervisor(launch.plan, self.request.ranks, run.launcher, launch, run.interrupts)
         try:
@@ -213,7 +223,7 @@ class _StageRun:
             return replace(ending, reason=text if ledger.failed else f"{text}: {ending.reason}")
         without = launch.failed_case
         continuation = f"without {without}" if without else f"after a failure between cases: {ending.reason}"
-        if self._missing(number):
+        if self._missing(number, launch.request):
             self._warn(f"Launch {number + 1} goes on {continuation}.")
         else:  # each case has a visit, or has failed
             self._warn(f"Launch {number + 1} has fewer visits than planned: {ending.reason}.")
@@ -233,9 +243,9 @@ class _StageRun:
         self._warn(f"{reason[:1].upper()}{reason[1:]}; the same command adds the rest.")
         return Ending(status="cut", reason=reason)
 
-    def _missing(self, launch: int) -> list[AnyCase]:
-        """Return the cases that a launch has yet to measure, without those that have failed."""
-        return missing_cases(self.request, self.ledger.store.records, launch, self.ledger.failed)
+    def _missing(self, launch: int, request: RunRequest) -> list[AnyCase]:
+        """Return the cases of a request that a launch has yet to measure, without those that have failed."""
+        return missing_cases(request, self.ledger.store.records, launch, self.ledger.failed)
 
     def _warn(self, text: str) -> None:
         self.ledger.display.on(Notice(text=text))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
 from commbench.engine.timing.clocks import ClockFacts
-from commbench.results.info import Energy, Rank
+from commbench.results.info import Energy, Rank, VariableValues
 from commbench.results.record_types import AnyRecord
 from commbench.system.environment import Environment
 
@@ -32,6 +32,8 @@ class Session(TypedDict, total=False):
     shared_clock: bool
     oversubscribed: bool
     energy: Energy
+    launch_variables: Mapping[str, VariableValues]
+    """By name, the variables that `commbench.system.env` gives the ranks of the launch; absent if there are none."""
     clock: ClockFacts
     """Facts of the ranks' clocks; absent in training."""
     fast_selection: str | None

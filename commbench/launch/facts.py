@@ -7,17 +7,18 @@ import os
 import platform
 import socket
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import commbench
-from commbench.collectives.backends import MPI_BACKENDS
+from commbench.backends.nccl_library import LOG
+from commbench.collectives.backends import MPI_BACKENDS, NCCL_BACKENDS
 from commbench.engine.control import Assembly, gather_everywhere
 from commbench.errors import InputError
 from commbench.launch.events import Session
 from commbench.launch.launchers import EMULATED
-from commbench.results.info import RunInfo
+from commbench.results.info import RunInfo, VariableValues
 from commbench.system.clock import clock_domain
 from commbench.system.environment import Environment, unlike
 from commbench.system.host import Host, collect_host, usable_cpus
@@ -88,6 +89,7 @@ def collect_session(
     places: Sequence[Place],
     communicators: Mapping[str, Carrier],
     variables: Mapping[str, str],
+    varied: Collection[str] = (),
 ) -> Session | None:
     """Return the session of a launch on rank 0, None elsewhere; all ranks call it together.
 
@@ -95,18 +97,22 @@ def collect_session(
         control: the ranks.
         places: of every rank, as `gather_places` gives them.
         communicators: the open backends, by name, and the backend that trains on GPUs.
-        variables: environment variables of rank 0 that affect times, read before any library was loaded.
+        variables: environment variables of rank 0 that affect times, read before any library was loaded, without those
+            in ``varied``.
+        varied: names of the variables that the launch gives its ranks, see `commbench.system.env`.
 
     Returns:
         ``environment`` (see `commbench.system.environment.Environment`), ``ranks`` (rank, host, pid, cpus),
         ``libraries`` by backend, ``ranks_per_gpu`` (None without GPUs), ``nccl_settings`` (the variables that were set
         for NCCL on rank 0 beyond ``variables``),
         ``mpi_init_s`` and ``mpi_takes_gpu_memory`` (whether the library says so; None without MPI),
-        ``shared_clock``, ``oversubscribed``. ``environment`` also has ``emulated`` in an emulated cluster.
+        ``shared_clock``, ``oversubscribed``, and ``launch_variables`` (by name, the values of those in ``varied``).
+        ``environment`` also has ``emulated`` in an emulated cluster.
     """
     hosts = control.gather(_own_host(control.rank, places))
     init_s = control.gather(getattr(getattr(control, "start", None), "init_s", None))
-    if hosts is None or init_s is None:
+    values = control.gather(_own_variables(varied, communicators))
+    if hosts is None or init_s is None or values is None:
         return None
     libraries = {name: communicator.library() for name, communicator in communicators.items()}
     mpi = next((libraries[name] for name in MPI_BACKENDS if name in libraries), "")
@@ -124,15 +130,31 @@ def collect_session(
         ],
         "libraries": libraries,
         "ranks_per_gpu": max((c.ranks_per_gpu for c in communicators.values() if c.ranks_per_gpu), default=None),
-        "nccl_settings": _nccl_settings(variables),
+        "nccl_settings": _nccl_settings({*variables, *varied}),
         "mpi_init_s": max((seconds for seconds in init_s if seconds is not None), default=None),
         "mpi_takes_gpu_memory": _takes_gpu_memory(communicators.values()),
         "shared_clock": share_clock(places),
         "oversubscribed": are_oversubscribed(places),
+        **({"launch_variables": _merged(values)} if varied else {}),
     }
 
 
-def _nccl_settings(before: Mapping[str, str]) -> dict[str, str]:
+def _own_variables(varied: Collection[str], communicators: Collection[str]) -> dict[str, tuple[str | None, str | None]]:
+    """Return by name the value of a variable in this rank's environment, and the value that its NCCL read."""
+    of_nccl = LOG.settings() if any(name in NCCL_BACKENDS for name in communicators) else {}
+    return {name: (os.environ.get(name), of_nccl.get(name)) for name in varied}
+
+
+def _merged(values: Sequence[Mapping[str, tuple[str | None, str | None]]]) -> dict[str, VariableValues]:
+    """Return by name the different values over all ranks."""
+    merged: dict[str, VariableValues] = {}
+    for name in values[0]:
+        ranks, nccl = (list(dict.fromkeys(of_rank[name][part] for of_rank in values)) for part in (0, 1))
+        merged[name] = VariableValues(ranks=ranks, nccl=[value for value in nccl if value is not None])
+    return merged
+
+
+def _nccl_settings(before: Collection[str]) -> dict[str, str]:
     """Return NCCL's variables that were set since, except those of its log."""
     now = relevant_variables(os.environ)
     return {

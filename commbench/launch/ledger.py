@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -30,7 +30,7 @@ from commbench.launch.events import (
 from commbench.launch.facts import changed_conditions, header_fields, refuse_other_conditions, remark
 from commbench.launch.tables import write_tables
 from commbench.results import Store
-from commbench.results.info import Launch
+from commbench.results.info import Launch, VariableValues
 from commbench.results.plan import (
     DONE,
     LaunchPlan,
@@ -243,6 +243,7 @@ class LaunchLedger:
         self._startup_s: float | None = None
         """Seconds until all ranks had come together; None before that."""
         self._measuring_s = 0.0
+        self._variables: Mapping[str, VariableValues] = {}
         self._current: AnyCase | None = None
         self._remaining = remaining
 
@@ -267,6 +268,7 @@ class LaunchLedger:
                     startup_s = time.monotonic() - self._begun
                     self.ledger.begin_session(facts, self.request, self.plan.launch)
                     self._startup_s = startup_s
+                    self._variables = facts.get("launch_variables", {})
                 case CaseStarted(index=index):
                     self._begin(self.plan.cases[index].case)
                 case CaseFinished(record=record, share=share):
@@ -332,6 +334,8 @@ class LaunchLedger:
             "reason": ending.reason,
         }
         entry.update(launch_times(seconds=seconds, startup_s=startup_s, measuring_s=self._measuring_s))
+        if self.plan.env:
+            entry["env"], entry["variables"] = self.plan.env, self._variables
         if ending.failed_rank:
             entry["culprit"] = ending.failed_rank.to_json()
         self.ledger.add_launch(entry)

@@ -47,6 +47,7 @@ from commbench.launch.signals import SignalFeed
 from commbench.results.info import Energy
 from commbench.results.plan import LaunchPlan
 from commbench.results.record_types import AnyCase, AnyRecord
+from commbench.system.env import variables_of
 from commbench.system.variables import relevant_variables
 
 if TYPE_CHECKING:
@@ -90,7 +91,9 @@ class RankWork:
         device = _open_device(plan, control) if plan.training else None
         if device and device.ranks_per_gpu:
             carriers[TORCH_NCCL] = device
-        facts = collect_session(control, places, carriers, self.variables)
+        varied = variables_of(plan.env)
+        variables = {name: value for name, value in self.variables.items() if name not in varied}
+        facts = collect_session(control, places, carriers, variables, varied)
         meter = own_meter(control)
         clock = GlobalClock() if plan.training else open_clock(control, [place.clock for place in places])
         if listener and facts:

@@ -41,6 +41,7 @@ from commbench.launch.signals import Interrupts
 from commbench.launch.watchdog import Watchdog
 from commbench.results.plan import LaunchPlan
 from commbench.results.record_types import AnyCase
+from commbench.system.env import variables_of
 
 #: The program of a rank, without the command line.
 PROGRAM = ("-m", "commbench.launch.rank")
@@ -92,9 +93,12 @@ class Supervisor:
     def run(self) -> Ending:
         """Start the launch, wait until all of its processes have ended, and return how it ended."""
         program = (*PROGRAM, f"{self._startup_s:g}")
-        command = self._launcher.command(self._ranks, program, training=self._plan.training is not None)
+        launcher = self._launcher.with_env(self._plan.env) if self._plan.env else self._launcher
+        command = launcher.command(self._ranks, program, training=self._plan.training is not None)
+        varied = variables_of(self._plan.env)
+        inherited = {name: value for name, value in os.environ.items() if name not in varied}
         try:
-            launched = Launched(command, {**os.environ, **self._launcher.environment()}, self._plan.to_json())
+            launched = Launched(command, {**inherited, **launcher.environment()}, self._plan.to_json())
         except OSError as error:
             parameters = {"program": command[0], "error": str(error.strerror)}
             return Ending.broken("failed", Reason(code="launcher_not_started", parameters=parameters))

@@ -7,7 +7,7 @@ from commbench.analysis.stragglers import find_stragglers
 from commbench.engine.records import Row
 from commbench.results import Store
 from commbench.results.files import BUCKETS, DDP, MODEL, OVERLAP, PAIRS, PREDICTIONS, SUMMARY, encode
-from commbench.results.info import of_interconnect
+from commbench.results.info import network_records
 from commbench.results.reading import make_run
 from commbench.results.summary import variance_components
 from commbench.results.tables import table_csv, table_of
@@ -26,7 +26,7 @@ def write_tables(store: Store) -> list[Row]:
     """
     run = make_run(store.path, store.info, store.records)
     predictions = prediction_rows(run.records, run.training_records, run.info)
-    model = NetworkModel.fit(of_interconnect(run.records, run.info))
+    model = NetworkModel.fit(network_records(run.records, run.info))
     texts = {}
     if run.records:
         texts[SUMMARY] = table_csv(run.collectives)

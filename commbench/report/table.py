@@ -43,9 +43,10 @@ from commbench.units import counted, format_size
 #: Fields that split the columns of one backend, in order, until every cell holds one row.
 _DETAILS: tuple[tuple[str, ...], ...] = (
     ("backend",),
+    ("backend", "env"),
     ("backend", "algorithm_requested"),
     ("backend", "loop"),
-    ("backend", "algorithm_requested", "loop", "sync", "cadence", "buffers", "group"),
+    ("backend", "algorithm_requested", "loop", "sync", "cadence", "buffers", "group", "env"),
 )
 
 Columns = dict[str, list[Row]]
@@ -459,7 +460,7 @@ def render_growths(growths: Sequence[Growth]) -> list[RenderableType]:
     lines = [
         (
             growth.case.backend,
-            f"{growth.case.operation}{'' if growth.case.pattern == 'flat' else f' {growth.case.pattern}'}",
+            " ".join(filter(None, (growth.case.operation, growth.case.pattern.replace("flat", ""), growth.case.env))),
             format_size(growth.case.message_bytes) if growth.case.dtype else "-",
             *(microseconds(growth.rows[n].time_us) if n in growth.rows else "-" for n in ranks),
             growth_text(growth),

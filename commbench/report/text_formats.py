@@ -68,6 +68,7 @@ def _setting(row: Row) -> str:
             f"algorithm {row.algorithm_requested}" if row.algorithm_requested else "",
             f"group {row.group}" if _group_of(row) else "",
             f"loop {row.loop}" if row.loop else "",
+            f"env {row.env}" if row.env else "",
         )
         if word
     ]

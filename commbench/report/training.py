@@ -53,8 +53,8 @@ def render_training(run: Run, *, by_speed: bool = False) -> list[RenderableType]
 
 
 def trained_together(rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
-    """Return the rows of each table: one workload, number of ranks and batch."""
-    return list(rows_by(rows, attrgetter("workload", "world_size", "batch_per_rank")).values())
+    """Return the rows of each table: one workload, number of ranks, batch and environment."""
+    return list(rows_by(rows, attrgetter("workload", "world_size", "batch_per_rank", "env")).values())
 
 
 def training_warnings(run: Run) -> list[str]:
@@ -148,6 +148,7 @@ def training_title(rows: Sequence[TrainingRow]) -> str:
     first = rows[0]
     hosts = f" on {counted(first.nodes, 'host')}" if first.nodes else ""
     parts = [first.backend, f"{counted(first.world_size or 0, 'rank')}{hosts}", f"batch {first.batch_per_rank} a rank"]
+    parts += [first.env] if first.env else []
     dense = next((row.dense_MB_per_step for row in rows if row.dense_MB_per_step), None)
     parts += [f"dense all-reduce {short(dense)} MB a step"] if dense else []
     parts += filter(None, [launches_of(row.launches for row in rows)])

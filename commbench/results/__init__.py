@@ -5,7 +5,7 @@ tuner, launch or report. pandas is loaded when a table is made.
 """
 
 from commbench.results.files import DDP, MODEL, PAIRS, PREDICTIONS, SAMPLES, SUMMARY
-from commbench.results.reading import Run, load_run, once_per_run, runs_in
+from commbench.results.reading import Run, load_run, once_per_run, runs_in, under_first_env
 from commbench.results.writing import Store, check_out
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "load_run",
     "once_per_run",
     "runs_in",
+    "under_first_env",
 ]

@@ -42,6 +42,15 @@ class FailedRank(TypedDict, total=False):
     """What other ranks were doing, see `commbench.launch.diagnosis.OtherRanks`."""
 
 
+class VariableValues(TypedDict):
+    """The values of a variable that the ranks of a launch had, each once; None: it was not set."""
+
+    ranks: Sequence[str | None]
+    """In the environment of the ranks."""
+    nccl: Sequence[str]
+    """In NCCL's log; empty if NCCL did not read the variable or was not used."""
+
+
 class Launch(TypedDict, total=False):
     """A launch with the durations of its parts and its end; ``started`` is UTC in ISO 8601."""
 
@@ -59,6 +68,10 @@ class Launch(TypedDict, total=False):
     """Why a live tuning ended, see `commbench.tuner.experiment.Experiment.ending`."""
     invocation: str
     """See `commbench.live.options.LiveOptions`."""
+    env: str
+    """The variables of the ranks, see `commbench.system.env`; absent if none was asked for."""
+    variables: Mapping[str, VariableValues]
+    """By name, the values of these variables that the ranks had."""
 
 
 class Output(TypedDict):
@@ -125,6 +138,8 @@ class RunInfo(Environment, total=False):
     launches: Sequence[Launch]
     imported: Sequence[Output]
     argv: Sequence[str]
+    env: Sequence[str]
+    """The environments of the launches, the first one and its control first; absent if none was asked for."""
     left_out: Sequence[str]
     same_layout: Mapping[str, str]
     layouts: Mapping[str, Sequence[int]]
@@ -217,6 +232,7 @@ def measures_interconnect(row: Placed) -> bool:
     return (row.ranks_per_gpu or 0) <= 1
 
 
-def of_interconnect(records: Iterable[Record], info: RunInfo) -> list[Record]:
-    """Return the records for whose rows `measures_interconnect` is true."""
-    return [record for record in records if not shares_gpu(record.case.backend, info)]
+def network_records(records: Iterable[Record], info: RunInfo) -> list[Record]:
+    """Return the records that show the network: of ranks that share no GPU, under the first environment of the run."""
+    first_env = next(iter(info.get("env") or ()), "")
+    return [record for record in records if record.case.env == first_env and not shares_gpu(record.case.backend, info)]

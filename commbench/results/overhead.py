@@ -13,7 +13,7 @@ PATHS = {backend.name: backend.direct for backend in BACKENDS.values() if backen
 #: Columns in which two rows must agree to differ by the framework only.
 ALIKE = (
     *("operation", "pattern", "group", "world_size", "group_size", "ranks_per_gpu", "dtype", "redop", "root"),
-    *("in_place", "message_bytes", "cadence", "buffers", "algorithm_requested"),
+    *("in_place", "message_bytes", "cadence", "buffers", "algorithm_requested", "env"),
 )
 
 

@@ -54,6 +54,7 @@ class PairRow:
     window: int | None = column("messages in flight")
     sync: str = column("how ranks were made to start together", "")
     loop: str = column("native, python or event", "")
+    env: str = column("as in collectives.csv", "")
     launches: int | None = column("launches behind the row")
     repetitions: int | None = column("valid repetitions, all launches together")
     time_us: float | None = column("median over launches of the launch's median")
@@ -91,8 +92,9 @@ class Matrix:
 
     @property
     def name(self) -> str:
-        """Backend, operation and message size."""
-        return f"{self.case.backend} {self.case.operation} {format_size(self.case.message_bytes)}"
+        """Backend, operation, message size, and environment if one was asked for."""
+        name = f"{self.case.backend} {self.case.operation} {format_size(self.case.message_bytes)}"
+        return f"{name} under {self.case.env}" if self.case.env else name
 
     @cached_property
     def time_us(self) -> Floats:
@@ -221,6 +223,7 @@ def _columns(matrix: Matrix, info: RunInfo) -> dict[str, Any]:
         "target_host": hosts[matrix.target],
         "dtype": matrix.case.dtype,
         "message_bytes": matrix.case.message_bytes,
+        "env": matrix.case.env,
         "window": matrix.records[-1].window,
         "launches": launches,
         "repetitions": matrix.repetitions,

@@ -79,6 +79,22 @@ class RunRequest:
             if value is not None and not value > 0:
                 raise InputError(f"The {name} is {value:g} s; give more than 0.")
 
+    def by_env(self, launch: int) -> list[RunRequest]:
+        """Return the request once for each environment, with the cases under it, in the order of one launch.
+
+        Each is a start of its own: the order is shuffled by the run's seed and the number of the launch.
+        """
+        parts: dict[str, list[AnyCase]] = {}
+        for case in self.cases:
+            parts.setdefault(case.env, []).append(case)
+        order = shuffled(list(parts), self.seed, launch)
+        return [dataclasses.replace(self, cases=parts[env]) for env in order]
+
+    @property
+    def envs(self) -> list[str]:
+        """The environments of the cases in the requested order, see `commbench.system.env`; one empty text for none."""
+        return list(dict.fromkeys(case.env for case in self.cases))
+
     def slices(self, cases: Iterable[AnyCase]) -> float:
         """Return the time slices that ``cases`` may take in one launch: one each, more for the matrix of pairs."""
         return sum(time_slices(case, self.ranks) if isinstance(case, Case) else 1.0 for case in cases)
@@ -114,6 +130,8 @@ class LaunchPlan:
     budget: Budget
     cases: Sequence[PlannedCase]
     """Collectives in the order of measuring; training cases in the order of the request, the baseline first."""
+    env: str = ""
+    """The environment variables of the ranks, see `commbench.system.env`; all cases have the same."""
     case_timeout_s: float = 60.0
     deadline_s: float | None = None
     """No case begins later than this many seconds after the ranks came together."""
@@ -210,6 +228,8 @@ def plan_launch(
 ) -> LaunchPlan:
     """Plan what ``launch`` has yet to measure, with ``slice_s`` in place of the budget's longest time for a case.
 
+    All cases of the request have the same ``env``, see `RunRequest.by_env`.
+
     All training launches of all stages make as many steps as the first one: only its blocks can be shortened.
     """
     fixed = {**fixed_settings(records, request.budget), **request.fixed}
@@ -224,6 +244,7 @@ def plan_launch(
         launch=launch,
         budget=dataclasses.replace(request.budget, slice_s=slice_s),
         cases=[PlannedCase(case=case, fixed=fixed.get(case.key)) for case in missing],
+        env=request.cases[0].env,
         case_timeout_s=request.case_timeout_s,
         deadline_s=deadline_s,
         training=terms,
@@ -315,9 +336,12 @@ SHORTEST_SLICE_S = 0.02
 LEAVING_S = 1.0
 
 
-def dry_run_estimate(slices: float, budget: Budget, launches: int) -> float:
-    """Return the most seconds that a run takes: the cases of every launch use up ``slices`` whole time slices."""
-    return launches * (STARTUP_S + slices * (budget.slice_s + budget.energy_s + OTHER_S))
+def dry_run_estimate(slices: float, budget: Budget, launches: int, *, starts: int = 1) -> float:
+    """Return the most seconds that a run takes: the cases of every launch use up ``slices`` whole time slices.
+
+    ``starts``: how often each launch starts its ranks, once for each environment.
+    """
+    return launches * (starts * STARTUP_S + slices * (budget.slice_s + budget.energy_s + OTHER_S))
 
 
 @dataclass(kw_only=True)

@@ -199,6 +199,18 @@ def make_run(path: Path, info: RunInfo, records: Records, *, recommendation: Rec
     )
 
 
+def under_first_env(run: Run) -> Run:
+    """Return the run as measured under its first environment, which predictions are for; others are left out."""
+    first, *others = run.info.get("env") or [""]
+    if not others:
+        return run
+    return dataclasses.replace(
+        run,
+        records=tuple(record for record in run.records if record.case.env == first),
+        training_records=tuple(record for record in run.training_records if record.case.env == first),
+    )
+
+
 def runs_in(path: str | Path) -> list[Path]:
     """Return the directory itself if it holds a run, or all runs of a folder by name; nothing is read.
 

@@ -213,6 +213,10 @@ class Recommendation:
     """Settings that may lose more, each with the reason."""
     search: Search | None = None
     """How a tuning selected it; None for a sweep, which measures all."""
+    env: str = ""
+    """The environment that the settings are of, see `commbench.system.env`; empty if none was varied."""
+    env_reason: str = ""
+    """A sentence on the choice of ``env``."""
     launch_advice: str = field(default="", metadata={"key": "surer"})
     """A sentence on the launches that would decide; empty if decided or unknown."""
 
@@ -287,7 +291,8 @@ def _change(recommendation: Recommendation, keep: str) -> str:
 
 def paragraph(recommendation: Recommendation) -> str:
     """Return the conclusion in a paragraph: the safe setting, those that alter learning, their cost, and warnings."""
-    sentences = [headline(recommendation), *safe_sentences(recommendation), recommendation.reason]
+    reasons = filter(None, (recommendation.reason, recommendation.env_reason))
+    sentences = [headline(recommendation), *safe_sentences(recommendation), *reasons]
     plain, best = recommendation.best_uncompressed, recommendation.best
     if recommendation.safe is None and _is_compressed(best):
         sentences.append(_without_compression(plain, recommendation.baseline))

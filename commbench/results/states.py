@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from commbench import stats
-from commbench.engine.records import Record
+from commbench.collectives.cases import Case
+from commbench.engine.records import Record, Row
 from commbench.engine.visits import TimesT
 from commbench.results.info import MachineStates
 from commbench.results.summary import latest
@@ -37,7 +38,7 @@ class Divided:
     others: Sequence[Record] = ()
     """Of each case that met both states, in the slow one."""
     states: Mapping[str, MachineStates] = field(default_factory=dict)
-    """By backend; none for a backend with one state."""
+    """By backend, or by `probed_name`; none for a backend with one state."""
     met: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     """By case key, the state of ``records`` and the share of the case's visits in it."""
 
@@ -69,11 +70,16 @@ def divide(records: Sequence[Record]) -> Divided:
     return Divided(records=tuple(better), others=tuple(others), states=states, met=met)
 
 
+def probed_name(case: Case | Row) -> str:
+    """Return what the probe of a case measures: the backend, under the environment of the launch if it has one."""
+    return f"{case.backend} {case.env}".rstrip()
+
+
 def find_states(records: Iterable[Record]) -> dict[str, MachineStates]:
-    """Return the states of the machine by backend, where the probes of all visits are of two modes."""
+    """Return the states of the machine by `probed_name`, where the probes of all visits are of two modes."""
     probes: dict[str, list[float]] = {}
     for record in latest(records).values():
-        probes.setdefault(record.case.backend, []).extend(_visit_probes(record))
+        probes.setdefault(probed_name(record.case), []).extend(_visit_probes(record))
     states = {}
     for backend, probes_us in probes.items():
         modes = stats.modes_of(probes_us, apart=APART) if len(probes_us) >= FEWEST_VISITS else None
@@ -91,9 +97,9 @@ def find_states(records: Iterable[Record]) -> dict[str, MachineStates]:
     return states
 
 
-def level_us(records: Iterable[Record], backend: str) -> float | None:
-    """Return the median probe of all visits over a backend; None without probes."""
-    probes_us = [p for r in latest(records).values() if r.case.backend == backend for p in _visit_probes(r)]
+def level_us(records: Iterable[Record], name: str) -> float | None:
+    """Return the median probe of all visits of cases with this `probed_name`; None without probes."""
+    probes_us = [p for r in latest(records).values() if probed_name(r.case) == name for p in _visit_probes(r)]
     return stats.median(probes_us) if probes_us else None
 
 
@@ -107,7 +113,7 @@ def _visit_probes(record: Record) -> list[float]:
 
 def _slow_visits(record: Record, states: Mapping[str, MachineStates]) -> list[bool]:
     """Return whether each visit met the slow state; empty where states are unknown."""
-    of_backend = states.get(record.case.backend)
+    of_backend = states.get(probed_name(record.case))
     return [probe_us > of_backend["boundary_us"] for probe_us in _visit_probes(record)] if of_backend else []
 
 

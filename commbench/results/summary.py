@@ -38,7 +38,7 @@ _TEXTS = ("group", "device", "library", "transport", "sync", "loop", "algorithm"
 #: What ``overlap.csv`` repeats of ``collectives.csv``, to be joined by.
 _SHARED_COLUMNS = (
     *("schema", "run_id", "backend", "operation", "pattern", "dtype", "redop", "in_place"),
-    *("message_bytes", "osu_bytes"),
+    *("message_bytes", "osu_bytes", "env"),
 )
 #: Flags that are determined again for the row; the others are kept from the records.
 _JUDGED = frozenset({"one_launch", "few_launches", "ci_wide", "bimodal", "bimodal_launches", "unsteady", "harness"})
@@ -189,7 +189,8 @@ def variance_components(records: Iterable[Record]) -> dict[str, dict[str, float 
 def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
     """Return a row for each case and group, by its key, in order.
 
-    The order is by operation, pattern, dtype, redop, in_place, root, message_bytes and backend.
+    The order is by operation, pattern, dtype, redop, in_place, root, message_bytes and backend; environments are in
+    the order of ``info["env"]``.
 
     Args:
         records: as ``samples.jsonl`` holds them; the last one of a case and launch counts.
@@ -201,7 +202,8 @@ def keyed_rows(records: Iterable[Record], info: RunInfo) -> dict[RowKey, Row]:
         rows = {key: _summarise(of_row, info) for key, of_row in keyed_records(records).items()}
     for key in _slowest_groups(rows):
         rows[key] = dataclasses.replace(rows[key], flags=add_flag(rows[key].flags, "slowest_group"))
-    return dict(sorted(rows.items(), key=lambda pair: order_of_row(pair[1])))
+    envs = {env: place for place, env in enumerate(info.get("env") or ())}
+    return dict(sorted(rows.items(), key=lambda pair: (order_of_row(pair[1]), envs.get(pair[1].env, 0))))
 
 
 def _slowest_groups(rows: Mapping[RowKey, Row]) -> list[RowKey]:
@@ -308,6 +310,7 @@ def _requested(case: Case, info: RunInfo) -> Row:
         cadence=case.mode,
         buffers=case.buffers,
         algorithm_requested="" if case.algorithm == AUTO else case.algorithm,
+        env=case.env,
     )
 
 

@@ -25,7 +25,7 @@ LOSS_WINDOW = 10
 #: Student's t over 2 or 3 launches is wider than the interval over the blocks of one.
 FEWEST_LIVE_LAUNCHES = 4
 
-Group = tuple[str, str, int, int]
+Group = tuple[str, str, int, int, str]
 
 
 @dataclass(frozen=True, kw_only=True)

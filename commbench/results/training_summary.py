@@ -93,7 +93,7 @@ def keyed_training_rows(records: Iterable[TrainingRecord], info: RunInfo) -> dic
             )
     rows |= {case: _copied(rows[other], case) for case, other in stand_ins.items() if other in rows}
     first = {trained_case.case for trained_case in baselines.values() if trained_case}
-    return {case: rows[case] for case in sorted(rows, key=lambda case: _order(case, first))}
+    return {case: rows[case] for case in sorted(rows, key=lambda case: _order(case, first, info))}
 
 
 def training_energy_kinds(records: Iterable[TrainingRecord], info: RunInfo) -> dict[TrainingCase, str]:
@@ -299,9 +299,12 @@ def _copied(row: TrainingRow, case: TrainingCase) -> TrainingRow:
     )
 
 
-def _order(case: TrainingCase, baselines: set[TrainingCase]) -> tuple[Any, ...]:
+def _order(case: TrainingCase, baselines: set[TrainingCase], info: RunInfo) -> tuple[Any, ...]:
+    *group, env = case.group
+    envs = list(info.get("env") or ())
     return (
-        *case.group,
+        *group,
+        envs.index(env) if env in envs else 0,
         case not in baselines,
         case.accumulation,
         case.bucket_view,
@@ -399,7 +402,7 @@ def bucket_rows(records: Iterable[TrainingRecord], info: RunInfo) -> list[Bucket
     first = {trained_case.case for trained_case in baselines if trained_case}
     ddp = sorted(
         (trained_case for trained_case in by_key.values() if trained_case.case.uses_ddp),
-        key=lambda trained_case: _order(trained_case.case, first),
+        key=lambda trained_case: _order(trained_case.case, first, info),
     )
     return [row for trained_case in ddp for row in _bucket_rows_of(trained_case, info)]
 

@@ -27,6 +27,10 @@ _SECRET = re.compile(
     r"secret|token|passw|passphrase|(?<![a-z])pass(?![a-z])|pwd|cred|private|auth|session|key|cookie|precondition",
     re.IGNORECASE,
 )
+#: Variables by which a launcher tells each rank its place.
+_PLACE = re.compile(
+    r"(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|GROUP_RANK|MASTER_(ADDR|PORT)|(PMIX|PMI|SLURM|PBS|TORCHELASTIC|COMMBENCH)_.*"
+)
 _SECRET_VALUE = re.compile(rf":\S*@|({_SECRET.pattern})[\w.-]*[=:]", re.IGNORECASE)
 REDACTED = "<redacted>"
 
@@ -39,12 +43,22 @@ def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
     rules hide too much rather than too little.
     """
     return {
-        name: REDACTED if _SECRET_VALUE.search(environ[name]) else environ[name]
+        name: REDACTED if looks_secret(environ[name], is_value=True) else environ[name]
         for name in sorted(environ)
         if _is_relevant(name)
     }
 
 
+def looks_secret(text: str, *, is_value: bool = False) -> bool:
+    """Return whether the name, or ``is_value`` the value, of a variable looks like a secret."""
+    return bool((_SECRET_VALUE if is_value else _SECRET).search(text))
+
+
+def is_of_one_rank(name: str) -> bool:
+    """Return whether the launcher sets a variable of this name for each rank."""
+    return bool(_RANK_BOOKKEEPING.fullmatch(name) or _PLACE.fullmatch(name))
+
+
 def _is_relevant(name: str) -> bool:
     is_allowed = name in _ALLOWED_NAMES or name.startswith(_ALLOWED_PREFIXES)
-    return is_allowed and not _SECRET.search(name) and not _RANK_BOOKKEEPING.fullmatch(name)
+    return is_allowed and not looks_secret(name) and not _RANK_BOOKKEEPING.fullmatch(name)

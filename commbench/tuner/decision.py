@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from commbench import stats
+from commbench.analysis.env import compare_training_envs
 from commbench.ddp.plan.cases import CALIBRATE, CONFIRM, LOCAL, SWEEP, TrainingCase, baseline_name
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.hooks.registry import HOOKS
@@ -49,7 +50,7 @@ from commbench.results.trained import (
 from commbench.stats import MARGIN
 from commbench.tuner.effort import exhaustive_steps, launch_advice, measured_steps, steps_of
 from commbench.tuner.learning import accuracy_warning, withheld
-from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
+from commbench.tuner.snippet import env_snippet, keep_snippet, live_snippet, snippet_of
 from commbench.units import counted
 
 #: Never recommended: instruments only measure, and `LOCAL` exchanges no gradients.
@@ -203,12 +204,16 @@ class _Compared:
 
 
 def _first_group(groups: Iterable[Group], info: RunInfo) -> Group:
-    """Return the group with the most ranks and there the first batch of ``info["batches"]``, else the smallest."""
+    """Return the group with the most ranks and there the first batch of ``info["batches"]``, else the smallest.
+
+    Of several environments, the first.
+    """
     first = next(iter(info.get("batches") or ()), None)
+    first_env = next(iter(info.get("env") or ()), None)
 
     def order(group: Group) -> tuple[Any, ...]:
-        workload, backend, world_size, batch = group
-        return -world_size, batch != first, batch, workload, backend
+        workload, backend, world_size, batch, env = group
+        return -world_size, batch != first, batch, env != first_env, workload, backend
 
     return min(groups, key=order)
 
@@ -258,13 +263,30 @@ def recommend(
         max_loss_increase: as for `candidates`.
     """
     records = list(records)
+    env, env_reason = _chosen_env(records, info)
+    records = [record for record in records if record.case.env == env]
     confirmed = _Compared.of(records, CONFIRM, info, max_loss_increase)
     group = confirmed or next(
         filter(None, (_Compared.of(records, phase, info, max_loss_increase) for phase in (SWEEP, CALIBRATE))), None
     )
     if group is None:
         return None
-    return _Decision(group=group, fresh=confirmed is not None, records=records, info=info).recommendation()
+    decision = _Decision(group=group, fresh=confirmed is not None, records=records, info=info).recommendation()
+    return dataclasses.replace(decision, env=env, env_reason=env_reason)
+
+
+def _chosen_env(records: Sequence[TrainingRecord], info: RunInfo) -> tuple[str, str]:
+    """Return the environment to recommend settings for, and why; both empty if none was varied.
+
+    It is the first one, unless fresh launches show another one to be faster.
+    """
+    first = next(iter(info.get("env") or ()), "")
+    comparison = compare_training_envs(records, info)
+    if comparison is None:
+        return first, ""
+    if not any(record.case.phase == CONFIRM for record in records):
+        return first, f"Settings are of {first}: no environment was measured again in fresh launches."
+    return (comparison.best.env if comparison.best else first), comparison.sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,9 +351,18 @@ class _Decision:
         )
 
     def _snippet(self, candidate: Trained | None) -> str:
-        """Return the code that trains as ``candidate``; None: as the baseline."""
+        """Return the code that trains as ``candidate``; None: as the baseline.
+
+        It sets the variables of the environment if fresh launches decided for them.
+        """
         if self.group.baseline is None:
             return ""
+        env = self.group.case.env
+        if env not in {"", *self.info.get("env", ())[:1]}:
+            return env_snippet(env) + self._code(candidate)
+        return self._code(candidate)
+
+    def _code(self, candidate: Trained | None) -> str:
         if is_live(self.info):
             framework = self.info.get("framework", "")
             return live_snippet(candidate.case if candidate else self.group.case, self.group.case, framework=framework)

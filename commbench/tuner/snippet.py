@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.hooks.registry import find_hook
+from commbench.system.env import variables_of
 
 _DTYPES = {"amp-bf16": "torch.bfloat16", "amp-fp16": "torch.float16"}
 
@@ -31,6 +32,17 @@ def snippet_of(case: TrainingCase, *, device: str = "cpu") -> str:
     if case.precision in _DTYPES:
         steps += [f'with torch.autocast("{kind}", dtype={_DTYPES[case.precision]}):', "    loss = ...  # forward pass"]
     return "\n".join([*imports, "", *setup, *steps]) + "\n"
+
+
+def env_snippet(env: str) -> str:
+    """Return the lines that give a process the variables of ``env``, see `commbench.system.env`."""
+    lines = [
+        f"os.environ.pop({json.dumps(name)}, None)"
+        if value is None
+        else f"os.environ[{json.dumps(name)}] = {json.dumps(value)}"
+        for name, value in variables_of(env).items()
+    ]
+    return "\n".join(["import os", "", "# on every rank, before torch is imported:", *lines, "", ""])
 
 
 def keep_snippet() -> str:

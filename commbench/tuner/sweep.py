@@ -9,6 +9,7 @@ from typing import Any
 
 from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingCase, TrainingSweep, baseline_of
 from commbench.ddp.plan.layout import case_bucket_bytes, group_by_layout
+from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.hooks.registry import find_file_hooks
 from commbench.results.info import RunInfo
@@ -102,9 +103,10 @@ class TrainingPlan:
         fresh = self._request(
             "confirm", self.measured[:1], self.budget.confirm_launches, blocks=self.budget.confirm_blocks
         )
+        envs = len(self._envs)
         return sum(
-            dry_run_estimate(cases, request.budget, request.budget.launches)
-            for cases, request in ((len(sweep.cases), sweep), (MOST_CONFIRMED, fresh))
+            dry_run_estimate(cases, request.budget, request.budget.launches, starts=envs)
+            for cases, request in ((len(sweep.cases), sweep), (MOST_CONFIRMED * envs, fresh))
         )
 
     def stages(self) -> list[Stage]:
@@ -113,7 +115,7 @@ class TrainingPlan:
 
     def sweep_request(self) -> RunRequest:
         """Return the request for every measured configuration, in the budget's launches."""
-        aim_s = self.budget.aim_s and SWEEP_SHARE * self.budget.aim_s
+        aim_s = self.budget.aim_s and SWEEP_SHARE * self.budget.aim_s * len(self._envs)
         request = self._request("sweep", self.measured, self.budget.launches, blocks=1, aim_s=aim_s)
         if self.time_limit_s is None:
             return request
@@ -125,13 +127,22 @@ class TrainingPlan:
 
         Once begun, the winners do not change, even if further launches of the sweep favour others.
         """
-        begun = dict.fromkeys(r.case for r in training_records(records) if r.case.phase == CONFIRM)
-        finalists = list(begun) or candidates(training_records(records), self.info)
-        if len(finalists) < 2:  # noqa: PLR2004 - the baseline and something to compare it with
+        trainings = training_records(records)
+        cases = [case for env in self._envs for case in self._finalists([r for r in trainings if r.case.env == env])]
+        if len(cases) < 2:  # noqa: PLR2004 - the baseline and something to compare it with
             return None
-        baseline = baseline_of(finalists)
-        cases = sorted(finalists, key=lambda case: case != baseline)
         return self._request("confirm", cases, self.budget.confirm_launches, blocks=self.budget.confirm_blocks)
+
+    @property
+    def _envs(self) -> list[str]:
+        """The environments of the sweep; one empty text if none was varied."""
+        return list(dict.fromkeys(case.env for case in self.cases))
+
+    def _finalists(self, records: Sequence[TrainingRecord]) -> list[TrainingCase]:
+        """Return the baseline of one environment, then its winners."""
+        begun = dict.fromkeys(record.case for record in records if record.case.phase == CONFIRM)
+        finalists = list(begun) or candidates(records, self.info)
+        return sorted(finalists, key=lambda case: case != baseline_of(finalists))
 
     def _request(
         self, name: str, cases: Sequence[TrainingCase], launches: int, *, blocks: int, aim_s: float | None = None

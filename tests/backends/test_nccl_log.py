@@ -1,6 +1,6 @@
 """Tests of parsing NCCL's log."""
 
-from commbench.backends.nccl_library import algorithms_in, duplicates_in, transports_in
+from commbench.backends.nccl_library import algorithms_in, duplicates_in, settings_in, transports_in
 
 LOG = """\
 node1:4242:4242 [0] NCCL INFO NCCL version 2.28.9+cuda13.0
@@ -49,3 +49,13 @@ def test_ranks_on_one_gpu_are_read() -> None:
     warning = "n1:42:60 [0] init.cc:903 NCCL WARN Duplicate GPU detected : rank 1 and rank 13 both on CUDA device 17000"
     assert (1, 13) == duplicates_in(f"{LOG}\n{warning}\n")
     assert duplicates_in(LOG) is None
+
+
+def test_settings_are_read_from_the_log() -> None:
+    """Read the variables that NCCL took from the environment, with their values."""
+    log = (
+        "n0:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
+        "n0:1:1 [0] NCCL INFO NCCL_MAX_NCHANNELS set by environment to 4.\n"
+        "n0:1:1 [0] NCCL INFO NET/IB : No device found.\n"
+    )
+    assert {"NCCL_ALGO": "Ring", "NCCL_MAX_NCHANNELS": "4"} == settings_in(log)

@@ -156,3 +156,13 @@ def test_of_several_libraries_none_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
         maps.write_text("".join(f"7f00-7f01 r-xp 00000000 08:01 42    {path}\n" * 2 for path in libraries[:number]))
         is_found.append(loaded_library() is not None)
     assert [False, True, False] == is_found
+
+
+def test_settings_are_kept_from_every_file_of_the_log(library: Library) -> None:
+    """Remember the variables that NCCL read, before and during logged operations."""
+    log = NcclLog()
+    log.enable()
+    library.say("ENV", "x NCCL INFO NCCL_ALGO set by environment to Ring\n")
+    with log.recording():
+        library.say("ENV", "x NCCL INFO NCCL_PROTO set by environment to LL.\n")
+    assert {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"} == log.settings()

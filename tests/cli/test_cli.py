@@ -70,6 +70,10 @@ pytest.importorskip("mpi4py")  # without a launcher every measuring command ends
         ("run --hostfile absent", "hostfile absent cannot be read"),
         ("run --out foreign -n 2", "--out foreign is no run of commbench and not empty"),
         ("run --out bad.py -n 2", "--out bad.py is not a directory"),
+        ("run --env A=", "--env A has no values; write A=a,b,default."),
+        ("run --env A=1 --env A=2", "--env A was given twice"),
+        ("bench --env API_TOKEN=1,2", "--env API_TOKEN names what may be a secret"),
+        ("train --env A=1,1", "--env A has the value 1 twice"),
         ("bench --budget long", "Unknown budget 'long'"),
         ("bench --backend smoke", "Unknown backend 'smoke'"),
         ("bench -n 3 --no-train", "3 ranks were asked for"),
@@ -112,6 +116,10 @@ def two_ranks(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
         ("--hostfile hosts", "--hostfile was given to ranks that are started already"),
         ("--bind-to core", "--bind-to was given to ranks that are started already"),
         ("-n 4", "-n 4 was asked for but the launcher has started 2 ranks"),
+        (
+            "--backend mpi --env A=1,2",
+            "Environment variables are to be varied (--env), but the ranks are started already",
+        ),
     ],
 )
 def test_what_comes_too_late_for_ranks_is_refused(two_ranks: Command, option: str, sentence: str) -> None:

@@ -118,13 +118,15 @@ def test_a_key_names_every_field() -> None:
         "world_size": 2,
         "graph": True,
         "algorithm": "ring",
+        "env": "A=1",
     }
     keys = {make_case(**{name: value}).key for name, value in changes.items()} | {case.key}
     assert 1 + len(changes) == len(keys)
     assert make_case().key == case.key
-    fields = asdict(make_case(world_size=2, graph=True, algorithm="ring"))
-    assert fields == json.loads(make_case(world_size=2, graph=True, algorithm="ring").key)
-    later = {"world_size", "graph", "algorithm"}
+    complete = make_case(world_size=2, graph=True, algorithm="ring", env="A=1")
+    fields = asdict(complete)
+    assert fields == json.loads(complete.key)
+    later = {"world_size", "graph", "algorithm", "env"}
     assert {name: value for name, value in fields.items() if name not in later} == json.loads(case.key)
 
 

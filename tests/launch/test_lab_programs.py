@@ -46,6 +46,17 @@ def test_gloo_fills_the_link(tmp_path: Path) -> None:
     assert 0.85 < float(row["busbw_GBps"]) / 0.125 <= 1.0
 
 
+def test_variables_reach_the_ranks_of_every_host(tmp_path: Path) -> None:
+    """Give the ranks on both hosts the variables of a start, also one that commbench forwards by no rule."""
+    words = ("-c", "latency", "--sizes", "8", "--backend", "mpi,gloo", "--env", "ANY_VARIABLE=1,default")
+    run, rows = measure(tmp_path / "run", *words, rate="1gbit")
+    assert {"ANY_VARIABLE=1", "ANY_VARIABLE=1 (again)", "ANY_VARIABLE=default"} == {row["env"] for row in rows}
+    values = {launch["env"]: launch["variables"]["ANY_VARIABLE"]["ranks"] for launch in run["launches"]}
+    assert {("1",), (None,)} == set(map(tuple, values.values()))
+    assert [None] == values["ANY_VARIABLE=default"]
+    assert {"host0", "host1"} == {rank["host"] for rank in run["ranks"]}
+
+
 def test_training_crosses_the_link(tmp_path: Path) -> None:
     """Train under DDP on two hosts, and mark the row as emulated."""
     pytest.importorskip("torch")

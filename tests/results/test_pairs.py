@@ -23,8 +23,8 @@ from commbench.results.tables import table_csv
 # The contract's order; a change of it is a change of the schema.
 COLUMNS = (  # noqa: SIM905 - reads like the contract
     "schema, run_id, backend, device, library, transport, operation, source, target, source_host, target_host, dtype, "
-    "message_bytes, window, sync, loop, launches, repetitions, time_us, time_us_ci_low, time_us_ci_high, time_us_p95, "
-    "algbw_GBps, ratio_to_typical, wrong, status, reason, flags"
+    "message_bytes, window, sync, loop, env, launches, repetitions, time_us, time_us_ci_low, time_us_ci_high, "
+    "time_us_p95, algbw_GBps, ratio_to_typical, wrong, status, reason, flags"
 ).split(", ")
 
 

@@ -21,7 +21,7 @@ from commbench.results.tables import column_dtypes, csv_text, table_csv, table_o
 COLUMNS = (  # noqa: SIM905 - reads like the contract
     "schema, run_id, backend, device, library, transport, operation, pattern, group, world_size, group_size, "
     "nodes, ranks_per_node, ranks_per_gpu, dtype, redop, root, in_place, message_bytes, osu_bytes, cadence, batch, "
-    "window, buffers, sync, loop, launches, visits, disturbed, state, state_share, repetitions, "
+    "window, buffers, sync, loop, env, launches, visits, disturbed, state, state_share, repetitions, "
     "late_discarded, time_us, time_us_ci_low, "
     "time_us_ci_high, time_us_min, time_us_p25, time_us_p75, time_us_p95, time_us_rank_mean, skew_us, "
     "algbw_GBps, busbw_GBps, wrong, harness_us, framework_us, algorithm_requested, algorithm, energy_J, status, "

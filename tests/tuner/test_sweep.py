@@ -245,3 +245,32 @@ def test_each_world_size_and_batch_has_its_own_baseline() -> None:
         assert ("none", "default") in measured
         assert (LOCAL, "default") in measured
         assert 7 == len(measured)
+
+
+def test_each_environment_has_its_own_winners() -> None:
+    """Confirm the baseline and the winner of every environment, also of one whose winner is another."""
+    plan = make_plan(dataclasses.replace(CAPS, env=["A=1,2"]))
+    envs = ("A=1", "A=1 (again)", "A=2")
+    assert {case.env for case in plan.measured} == set(envs)
+    records = [
+        make_training_record(case, launch=launch, step_ms=10.0 if caps_of(case) == winner else 20.0)
+        for case in plan.measured
+        for winner in ["5" if case.env != "A=2" else "25"]
+        for launch in range(3)
+    ]
+    sweep, confirm = requests_of(plan, records)
+    assert sweep is not None
+    assert confirm is not None
+    assert set(envs) == set(confirm.envs)
+    for env, winner in zip(envs, ("5", "5", "25"), strict=True):
+        cases = [case for case in confirm.cases if case.env == env]
+        assert cases[0].is_default
+        assert winner in {case.bucket_cap_mb for case in cases}
+    plain = make_plan(CAPS).sweep_request()
+    assert plain.aim_s is not None
+    assert sweep.aim_s == len(envs) * plain.aim_s
+
+
+def caps_of(case: TrainingCase) -> str:
+    """Return the bucket size of a case without a hook; empty for others."""
+    return case.bucket_cap_mb if case.is_plain else ""

@@ -11,7 +11,7 @@ from commbench.ddp.plan.cases import TrainingCase
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Record, Row
 from commbench.results import Run
-from commbench.results.states import FAST, SLOW, level_us
+from commbench.results.states import FAST, SLOW, level_us, probed_name
 from commbench.results.summary import RowKey, keyed_records, launch_medians
 from commbench.results.training_summary import swept
 
@@ -57,7 +57,7 @@ def measured(run: Run, slow: Collection[str] = ()) -> dict[RowKey, Measured]:
         run: the run.
         slow: backends of which cases that met both states of the machine are compared in the slow one.
     """
-    slow_rows = {key: row for key, row in run.slow_rows.items() if row.backend in slow}
+    slow_rows = {key: row for key, row in run.slow_rows.items() if probed_name(row) in slow}
     return (
         _collectives(run.records, run.keyed_rows) | _collectives(run.divided.others, slow_rows) | _configurations(run)
     )

@@ -226,6 +226,7 @@ class _Variant:
     sync: str
     loop: str
     algorithm: str
+    env: str
     part: int
     """Ranks of the case in a scaling study; 0: all."""
 
@@ -240,6 +241,7 @@ class _Variant:
             sync=_unless(case.sync, {"auto"}, f"synchronised by {case.sync}"),
             loop=_unless(case.loop, {"auto"}, f"{case.loop} loop"),
             algorithm=_unless(case.algorithm, {AUTO}, f"by {case.algorithm}"),
+            env=_unless(case.env, {""}, f"under {case.env}"),
             part=case.world_size or 0,
         )
 

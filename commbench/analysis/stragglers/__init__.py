@@ -8,7 +8,7 @@ from commbench.analysis.stragglers.cases import group_levels, rank_levels
 from commbench.analysis.stragglers.judging import ALPHA, RELEVANT, Family, Findings, Straggler, joined
 from commbench.analysis.stragglers.matrix import judge_matrix
 from commbench.engine.records import Record
-from commbench.results.info import RunInfo, of_interconnect, shares_gpu
+from commbench.results.info import RunInfo, network_records, shares_gpu
 from commbench.results.pairs import Matrix
 
 __all__ = ["ALPHA", "RELEVANT", "Family", "Findings", "Straggler", "find_stragglers"]
@@ -27,7 +27,7 @@ def find_stragglers(matrices: Sequence[Matrix], records: Iterable[Record], info:
             GPUs.
     """
     matrices = [matrix for matrix in matrices if not shares_gpu(matrix.case.backend, info)]
-    records = of_interconnect(records, info)
+    records = network_records(records, info)
     levels = [*rank_levels(records, info), *group_levels(records, info)]
     share = ALPHA / max(1, len(matrices) + len(levels))
     findings = [judge_matrix(matrix, share) for matrix in matrices]

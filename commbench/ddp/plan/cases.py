@@ -13,6 +13,7 @@ from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.errors import InputError, check_choice
 from commbench.hooks.registry import HOOKS, NONE, find_hook, hook_words, is_file_hook, parse_hook, split_options
 from commbench.schema import Ranks, read_as
+from commbench.system.env import parse_env
 
 PRECISIONS = ("fp32", "amp-bf16", "amp-fp16")
 #: The hook of a step that runs without DDP.
@@ -48,11 +49,16 @@ class TrainingCase:
     accumulation: int = 1
     phase: str = SWEEP
     """``sweep``, ``confirm`` for the fresh blocks that confirm a recommendation, or ``calibrate``."""
+    env: str = ""
+    """As in `commbench.collectives.cases.Case`."""
 
     @property
     def key(self) -> str:
-        """A stable text that identifies the case within a run."""
-        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+        """A stable text that identifies the case within a run; without an empty ``env``, which older keys lack."""
+        fields = dataclasses.asdict(self)
+        if not self.env:
+            del fields["env"]
+        return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     def from_key(cls, key: str) -> TrainingCase:
@@ -121,9 +127,9 @@ class TrainingCase:
         return split_options(self.hook_options)
 
     @property
-    def group(self) -> tuple[str, str, int, int]:
+    def group(self) -> tuple[str, str, int, int, str]:
         """The key of comparable cases: cases with the same key are alternatives for a user of DDP."""
-        return self.workload, self.backend, self.world_size, self.batch_per_rank
+        return self.workload, self.backend, self.world_size, self.batch_per_rank, self.env
 
     @property
     def samples_per_step(self) -> int:
@@ -141,6 +147,7 @@ class TrainingCase:
             hook=LOCAL,
             accumulation=self.accumulation,
             phase=self.phase,
+            env=self.env,
         )
 
     def __str__(self) -> str:
@@ -162,6 +169,7 @@ class TrainingCase:
         words += ["static graph"] if self.static_graph else []
         over = f" over {self.backend.upper()}" if self.trains_on_gpu else ""
         words += [f"{self.world_size} ranks{over}, batch {self.batch_per_rank}"]
+        words += [f"under {self.env}"] if self.env else []
         words += [] if self.phase == SWEEP else [self.phase]
         return "".join(f", {word}" for word in words)
 
@@ -186,6 +194,8 @@ class TrainingSweep:
     """Samples per rank; empty: the workload's own."""
     world_sizes: Sequence[int] = ()
     """Numbers of ranks; empty: all ranks."""
+    env: Sequence[str] = ()
+    """As in `commbench.collectives.cases.Sweep`."""
 
     def __post_init__(self) -> None:
         for axis, values, choices in (
@@ -195,6 +205,7 @@ class TrainingSweep:
             for name in values:
                 check_choice(axis, name, choices)
         object.__setattr__(self, "bucket_caps", tuple(dict.fromkeys(canonical_cap(cap) for cap in self.bucket_caps)))
+        parse_env(self.env)
         for hook in self.hooks:
             parse_hook(hook)
         for axis, numbers in (
@@ -219,6 +230,7 @@ class TrainingSweep:
                 raise InputError(f"A world size of {size} was asked for but {ranks} ranks are started; raise -n.")
         groups = itertools.product(self.world_sizes or (ranks,), self.batches or (batch,))
         cases = [case for size, samples in groups for case in self._group(size, samples)]
+        cases = [dataclasses.replace(case, env=env) for env in parse_env(self.env) or ("",) for case in cases]
         return list(dict.fromkeys([*cases, *(case.local() for case in cases)]))
 
     def _group(self, world_size: int, batch: int) -> list[TrainingCase]:
@@ -264,6 +276,7 @@ def baseline_of(cases: Sequence[TrainingCase]) -> TrainingCase:
         batch_per_rank=first.batch_per_rank,
         accumulation=min(case.accumulation for case in cases),
         phase=first.phase,
+        env=first.env,
     )
 
 

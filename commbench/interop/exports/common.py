@@ -52,7 +52,7 @@ def _case_labels(row: Row, *more: str) -> Labels:
         words.append("in place" if row.in_place else "out of place")
     words += [f"root {row.root}"] if row.root else []
     words += [f"{row.buffers} buffers"] if row.buffers not in {"", "hot"} else []
-    words += [word for word in (row.cadence.replace("isolated", ""), row.algorithm_requested, *more) if word]
+    words += [word for word in (row.cadence.replace("isolated", ""), row.algorithm_requested, row.env, *more) if word]
     values = (
         *(row.backend, row.operation, row.pattern, row.group if makes_groups(row.pattern) else ""),
         *(row.group_size, row.dtype, row.message_bytes, ", ".join(words)),
@@ -64,6 +64,7 @@ def training_labels(row: TrainingRow) -> Labels:
     """Return the labels `TRAINING_LABELS` of a row."""
     hook = hook_words(row.hook, row.density, row.hook_options)
     words = (["bucket views"] if row.bucket_view else []) + (["static graph"] if row.static_graph else [])
+    words += [row.env] if row.env else []
     values = (
         *(row.workload, row.backend, row.world_size, row.batch_per_rank, hook, row.bucket_cap_mb),
         *(row.precision, row.accumulation, ", ".join(words)),

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from commbench.errors import InputError, check_choice
 from commbench.launch.launchers import hosts
 from commbench.launch.launchers.hosts import interface_variables
+from commbench.system.env import variables_of
 from commbench.system.topology import numa_folders
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: Targets of binding.
 BINDINGS = ("core", "hwthread", "numa", "none")
@@ -54,6 +58,9 @@ class Launcher(Protocol):
     def environment(self) -> dict[str, str]:
         """Return variables to add to the launcher's own environment."""
 
+    def with_env(self, env: str) -> Launcher:
+        """Return the launcher that starts ranks with the variables of ``env``, see `commbench.system.env`."""
+
     def slots(self) -> int:
         """Return the number of ranks that there is room for without sharing cores."""
 
@@ -85,6 +92,8 @@ class Placement:
     interface: str | None = None
     """Name of the network interface for MPI over TCP, Gloo and NCCL; None: each library's own choice."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    env: str = ""
+    """Variables of the ranks alone, see `commbench.system.env`."""
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is not None and self.ranks_per_node < 1:
@@ -125,6 +134,23 @@ class Placement:
         one_thread = {} if "OMP_NUM_THREADS" in self.environ else {"OMP_NUM_THREADS": "1"}
         return one_thread | interface_variables(self.interface)
 
+    def with_env(self, env: str) -> Self:
+        """Return the launcher whose ranks have the variables of ``env``, whatever this process has of the same names.
+
+        The ranks' own command line sets them, so that they reach ranks on other hosts through any launcher.
+        """
+        environ = {name: value for name, value in self.environ.items() if name not in variables_of(env)}
+        return replace(self, environ=environ, env=env)
+
+    def run_python(self, program: Sequence[str], *, by_mpi4py: bool = False) -> list[str]:
+        """Return the command of a rank: python with the arguments ``program`` and the variables of ``env``.
+
+        ``by_mpi4py``: with mpi4py's runner, a rank that raises ends the other ranks.
+        """
+        variables = [f"{name}={value}" for name, value in variables_of(self.env).items() if value is not None]
+        runner = ["-m", "mpi4py"] if by_mpi4py else []
+        return [*(["/usr/bin/env", *variables] if variables else []), sys.executable, *runner, *program]
+
     def binding(self, ranks: int, *, training: bool) -> str:
         """Return the binding of each of ``ranks`` ranks: as requested, else one core if possible.
 
@@ -160,8 +186,3 @@ class LauncherEntry:
     """Returns the launcher; raises `InputError` if it cannot be used."""
     is_usable: Callable[[Mapping[str, str]], bool]
     """Whether it can be used in an environment, for the choice without a request."""
-
-
-def run_by_mpi4py(program: Sequence[str]) -> list[str]:
-    """Return ``python -m mpi4py program``: with mpi4py's runner, a rank that raises ends the other ranks."""
-    return [sys.executable, "-m", "mpi4py", *program]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commbench.errors import InputError
-from commbench.launch.launchers.base import LauncherEntry, Placement, run_by_mpi4py
+from commbench.launch.launchers.base import LauncherEntry, Placement
 from commbench.launch.launchers.hosts import is_pbs_file, read_hostfile
 from commbench.launch.launchers.slurm import nodes_to_name
 from commbench.system.host import is_superuser
@@ -44,7 +44,7 @@ class MpiexecLauncher(Placement):
         options += ["-ppn", str(self.ranks_per_node)] if self.ranks_per_node else []
         options += ["-iface", self.interface] if self.interface else []
         options += [] if self.has_own_binding else self._binding(ranks, training=training)
-        return [self.mpiexec, "-n", str(ranks), *options, *self.extra, *run_by_mpi4py(program)]
+        return [self.mpiexec, "-n", str(ranks), *options, *self.extra, *self.run_python(program, by_mpi4py=True)]
 
     def _binding(self, ranks: int, *, training: bool) -> list[str]:
         binding = self.binding(ranks, training=training)
@@ -88,7 +88,8 @@ class MpirunLauncher(Placement):
             # OMPI_MCA_btl, which run.json records.
             options += ["--mca", "btl", "^ofi"]
         forwarded = [word for name in self._forwarded() for word in ("-x", name)]
-        return [self.mpirun, "-n", str(ranks), *options, *forwarded, *self.extra, *run_by_mpi4py(program)]
+        program = self.run_python(program, by_mpi4py=True)
+        return [self.mpirun, "-n", str(ranks), *options, *forwarded, *self.extra, *program]
 
     @property
     def _is_wheel(self) -> bool:

@@ -7,14 +7,13 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from commbench.errors import InputError
 from commbench.launch.identity import tasks_per_node
-from commbench.launch.launchers.base import LauncherEntry, Placement, run_by_mpi4py
+from commbench.launch.launchers.base import LauncherEntry, Placement
 
 _CPU_BIND = {"core": "cores", "hwthread": "threads", "numa": "ldoms", "none": "none"}
 _QUERY_S = 20
@@ -46,7 +45,7 @@ class SrunLauncher(Placement):
         options += [f"--cpus-per-task={cpus}"] if cpus else []
         options += [] if self.has_own_binding else [f"--cpu-bind={_CPU_BIND[self.binding(ranks, training=training)]}"]
         options += ["--overcommit"] if ranks > self.slots() else []
-        run = run_by_mpi4py(program) if self.carries_mpi else [sys.executable, *program]
+        run = self.run_python(program, by_mpi4py=self.carries_mpi)
         return [self.srun, "-n", str(ranks), *options, *self.extra, *run]
 
     def _nodes(self, ranks: int) -> list[str]:

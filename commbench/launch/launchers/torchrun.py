@@ -45,7 +45,8 @@ class TorchrunLauncher(Placement):
     def command(self, ranks: int, program: Sequence[str], *, training: bool = False) -> list[str]:  # noqa: ARG002
         """Return ``python -m torch.distributed.run --standalone --nproc-per-node ranks program``, a module's name."""
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        return [*start, *self.extra, *program]
+        # torchrun starts python itself unless the ranks' command line sets variables
+        return [*start, *self.extra, *(["--no-python", *self.run_python(program)] if self.env else program)]
 
     def node_slots(self) -> list[int]:
         """Return the number of CPUs that this process may use on this host."""

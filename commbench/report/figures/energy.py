@@ -65,7 +65,7 @@ def curves_of(runs: Sequence[Run], operation: str) -> dict[str, Curves]:
 
 def _name(row: Row) -> str:
     words = (row.backend, row.pattern if row.pattern != "flat" else "", row.group if row.pattern != "flat" else "")
-    return " ".join(filter(None, (*words, row.dtype or "")))
+    return " ".join(filter(None, (*words, row.dtype or "", row.env)))
 
 
 def _of_operation(operation: str, energy_of: str, curves: Curves) -> Drawing:

@@ -122,12 +122,13 @@ def collective_spreads(run: Run, prefix: str) -> list[Spread]:
 
 
 def _kind(case: Case, row: Row) -> tuple[str, ...]:
-    return case.operation, case.backend, case.pattern, row.group, str(case.dtype), str(case.world_size)
+    return case.operation, case.backend, case.pattern, row.group, str(case.dtype), str(case.world_size), case.env
 
 
 def _name(case: Case, row: Row) -> str:
     words = [case.backend, case.operation, format_size(case.message_bytes) if case.message_bytes else ""]
     words += [case.pattern, brief(row.group)] if case.pattern != "flat" else []
+    words += [case.env]
     return " ".join(filter(None, words))
 
 

@@ -49,10 +49,11 @@ _SPOKEN: Mapping[str, Callable[[Any], str]] = {
     "sync": lambda value: f"sync {value}",
     "loop": lambda value: f"{value} loop",
     "algorithm": lambda value: "own choice" if value == AUTO else f"by {value}",
+    "env": lambda value: f"under {value}",
 }
 _IDENTITY = (
     *("backend", "pattern", "dtype", "redop", "in_place", "root", "world_size"),
-    *("buffers", "sync", "loop", "algorithm"),
+    *("buffers", "sync", "loop", "algorithm", "env"),
 )
 
 

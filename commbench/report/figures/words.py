@@ -159,21 +159,21 @@ class Group:
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Group rows by workload, backend, ranks and batch, in row order."""
+    """Group rows by workload, backend, ranks, batch and environment, in row order."""
     trials_by_key: dict[tuple[object, ...], list[Trial]] = {}
     for run, prefix in zip(runs, prefixes(runs), strict=True):
-        key_of = attrgetter("workload", "backend", "world_size", "batch_per_rank")
+        key_of = attrgetter("workload", "backend", "world_size", "batch_per_rank", "env")
         for key, rows in rows_by(run.training_rows, key_of).items():
             trials_by_key.setdefault(key, []).append(
                 Trial(run=run, prefix=prefix, rows=rows, recommendation=_about(run, key))
             )
     return [
         Group(
-            name=f"{workload} on {ranks} ranks, batch {batch} a rank",
+            name=f"{workload} on {ranks} ranks, batch {batch} a rank{env and f', {env}'}",
             key=f"{place}-{workload}" if len(trials_by_key) > 1 else "",
             trials=trials,
         )
-        for place, ((workload, _, ranks, batch), trials) in enumerate(trials_by_key.items(), start=1)
+        for place, ((workload, _, ranks, batch, env), trials) in enumerate(trials_by_key.items(), start=1)
     ]
 
 
@@ -185,8 +185,9 @@ def _about(run: Run, key: tuple[object, ...]) -> Recommendation | None:
     if run.recommendation is None or undecided(run):
         return None
     recommendation = run.recommendation
-    workload, backend, ranks, batch = key
-    is_same_workload = (recommendation.workload, recommendation.world_size) == (workload, ranks)
+    workload, backend, ranks, batch, env = key
+    about = (recommendation.workload, recommendation.world_size, recommendation.env)
+    is_same_workload = about == (workload, ranks, env)
     return (
         recommendation
         if is_same_workload

@@ -42,7 +42,7 @@ from commbench.results.tables import rows_of
 from commbench.units import format_size
 
 #: Fields that distinguish two lines of a table, besides the backend and the method of measuring.
-_UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root")
+_UNIQUE = ("message_bytes", "group", "dtype", "redop", "in_place", "root", "env")
 
 
 def collective_tables(runs: Sequence[Run]) -> list[Table]:

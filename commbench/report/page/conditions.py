@@ -238,6 +238,7 @@ def launch_tables(runs: Sequence[Run]) -> list[Table]:
     columns: list[Column[Launch]] = [
         Column("stage", lambda launch: launch.get("stage") or ""),
         number("launch", lambda launch: launch.get("launch"), text_of=str),
+        Column("environment", lambda launch: launch.get("env") or ""),
         Column("began", lambda launch: str(launch.get("started") or "").replace("T", " ").partition("+")[0]),
         *(_seconds(heading, name) for heading, name in _SPENT.items()),
         Column(

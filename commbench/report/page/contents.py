@@ -24,6 +24,7 @@ from commbench.report.columns import (
     outcome,
     verdict_cell,
 )
+from commbench.report.env import env_tables
 from commbench.report.figures.drawing import Drawing
 from commbench.report.matrix import conclude
 from commbench.report.model import conclude_model, model_tables
@@ -238,6 +239,7 @@ def _compared(runs: Sequence[Run]) -> Section:
 def _measured(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
     has_rates = any(row.busbw_GBps is not None and row.pattern != MATRIX for run in runs for row in run.rows)
     tables = [
+        *env_tables(runs),
         *collectives.growth_tables(runs),
         *collectives.collective_tables(runs),
         *collectives.overlap_tables(runs),
@@ -282,7 +284,7 @@ def _trained(runs: Sequence[Run], drawings: Sequence[Drawing]) -> Section:
         warnings=_each(runs, training_warnings),
         codes=_snippets(runs),
         figures=_of(drawings, "training", "timeline", "learning"),
-        tables=[*_watched_tables(runs), *training_tables(runs)],
+        tables=[*_watched_tables(runs), *env_tables(runs, of_training=True), *training_tables(runs)],
     )
 
 

@@ -1,0 +1,232 @@
+"""The comparison of environments: which values of the variables that a run varied are faster, beside an A/A control."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from commbench import stats
+from commbench.ddp.plan.cases import CONFIRM
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import Record
+from commbench.engine.visits import launch_value
+from commbench.results import Run, once_per_run
+from commbench.results.info import Launch, RunInfo, VariableValues
+from commbench.results.summary import keyed_records
+from commbench.results.trained import trained
+from commbench.results.training_summary import swept
+from commbench.stats import Comparison, Verdict
+from commbench.system.env import is_control, variables_of
+from commbench.units import counted
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+#: Time by case and launch, of one environment.
+_Times = dict[Hashable, dict[int, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvRatio:
+    """The time under one environment over that under the first, over all cases that both have."""
+
+    env: str
+    cases: int
+    """Number of these cases."""
+    faster: int
+    """Number of cases that are faster when judged one by one."""
+    slower: int
+    comparison: Comparison
+    """Of the geometric means over cases of the launches. Its verdict is inconclusive if the control differs."""
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it is the repetition of the first environment."""
+        return is_control(self.env)
+
+    @property
+    def words(self) -> str:
+        """The ratio with its interval, e.g. ``0.821 [0.811, 0.835]``."""
+        interval = self.comparison.interval
+        return f"{self.comparison.ratio:.3f}" + (f" [{interval.low:.3f}, {interval.high:.3f}]" if interval else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvComparison:
+    """All environments of a run against the first one."""
+
+    first: str
+    ratios: Sequence[EnvRatio]
+    """The control first, then the others in the requested order; without those that have no case with the first."""
+
+    @property
+    def control(self) -> EnvRatio | None:
+        """The repetition of the first environment; None if it was not measured."""
+        return next((ratio for ratio in self.ratios if ratio.is_control), None)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the control's interval includes 1: launches then differ by no more than intervals show."""
+        interval = self.control.comparison.interval if self.control else None
+        return interval is not None and interval.low <= 1 <= interval.high
+
+    @property
+    def best(self) -> EnvRatio | None:
+        """The fastest environment of those shown to be faster than the first; None without any."""
+        faster = [ratio for ratio in self.ratios if ratio.comparison.verdict is Verdict.FASTER]
+        return min(faster, key=lambda ratio: ratio.comparison.ratio, default=None)
+
+    @property
+    def sentence(self) -> str:
+        """The conclusion: which environment is the fastest, and how far the control differs."""
+        if self.control is None or self.control.comparison.interval is None:
+            return f"No verdict: {self.first} and its control take 2 launches each; add launches."
+        beside = f"the control, which is {self.first} again, took {self.control.words}"
+        if not self.is_sound:
+            return (
+                f"No verdict on any environment: {beside} of its time, a difference without a cause; measure with more "
+                "launches on a machine without other work."
+            )
+        if self.best is None:
+            return f"No environment is shown to be faster than {self.first}; {beside} of its time."
+        return f"Fastest: {self.best.env} took {self.best.words} of the time under {self.first}; {beside} of it."
+
+
+def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvComparison | None:
+    """Compare environments by the times of their launches, which are not paired; None without a second one.
+
+    Args:
+        by_env: times of each environment.
+        envs: the environments in the requested order.
+    """
+    first, *others = envs
+    shared = {env: _shared_cases(by_env.get(first, {}), by_env.get(env, {})) for env in others}
+    others = [env for env in others if shared[env]]
+    if not others:
+        return None
+    pairs = {env: [_means(by_env[each], shared[env]) for each in (first, env)] for env in others}
+    controls, values = [env for env in others if is_control(env)], [env for env in others if not is_control(env)]
+    comparisons = _judged(pairs, controls) | _judged(pairs, values)
+    cases = {
+        (env, case): [list(by_env[each][case].values()) for each in (first, env)]
+        for env in others
+        for case in shared[env]
+    }
+    counts = Counter((env, each.verdict) for (env, _), each in _judged(cases, list(cases)).items())
+    comparison = EnvComparison(
+        first=first,
+        ratios=[
+            EnvRatio(
+                env=env,
+                cases=len(shared[env]),
+                faster=counts[env, Verdict.FASTER],
+                slower=counts[env, Verdict.SLOWER],
+                comparison=comparisons[env],
+            )
+            for env in others
+        ],
+    )
+    return comparison if comparison.is_sound else _without_verdicts(comparison)
+
+
+def _without_verdicts(comparison: EnvComparison) -> EnvComparison:
+    ratios = [
+        replace(ratio, comparison=replace(ratio.comparison, verdict=Verdict.INCONCLUSIVE, further=None))
+        for ratio in comparison.ratios
+    ]
+    return replace(comparison, ratios=ratios)
+
+
+def _judged(pairs: Mapping[KeyT, Sequence[Sequence[float]]], keys: Sequence[KeyT]) -> dict[KeyT, Comparison]:
+    """Return the comparisons of some pairs, judged as one family."""
+    judged = stats.compare_family([(pairs[key][0], pairs[key][1]) for key in keys])
+    return dict(zip(keys, judged, strict=True))
+
+
+def _shared_cases(first: _Times, other: _Times) -> list[Hashable]:
+    """Return the cases with times under both environments."""
+    return [case for case, by_launch in first.items() if by_launch and other.get(case)]
+
+
+def _means(times: _Times, cases: Sequence[Hashable]) -> list[float]:
+    """Return the geometric mean over the cases of each launch that has all of them."""
+    launches = sorted(set.intersection(*(set(times[case]) for case in cases)))
+    return [
+        math.exp(math.fsum(math.log(times[case][launch]) for case in cases) / len(cases))
+        for launch in launches
+        if all(times[case][launch] > 0 for case in cases)
+    ]
+
+
+@once_per_run
+def collective_envs(run: Run) -> EnvComparison | None:
+    """Return the comparison of environments over all collectives of a run; None if it varied none."""
+    envs = list(run.info.get("env") or ())
+    return compare_env(_collective_times(run.records), envs) if envs and run.records else None
+
+
+@once_per_run
+def training_envs(run: Run) -> EnvComparison | None:
+    """Return the comparison of environments over all settings of a run, see `compare_training_envs`."""
+    return compare_training_envs(run.training_records, run.info)
+
+
+def compare_training_envs(records: Iterable[TrainingRecord], info: RunInfo) -> EnvComparison | None:
+    """Return the comparison of environments over the settings of fresh launches, without any over those of the sweep.
+
+    None if no environment was varied or nothing was trained.
+    """
+    records, envs = list(records), list(info.get("env") or ())
+    settings = trained(records, CONFIRM) or swept(records)
+    by_env: dict[str, _Times] = {}
+    for setting in settings.values():
+        if setting.case.uses_ddp and setting.is_ok:
+            case = replace(setting.case, env="")
+            by_env.setdefault(setting.case.env, {})[case] = setting.steps_ms
+    return compare_env(by_env, envs) if envs and by_env else None
+
+
+def _collective_times(records: Iterable[Record]) -> dict[str, _Times]:
+    by_env: dict[str, _Times] = {}
+    for (_, group), of_row in keyed_records(records).items():
+        times = {record.launch: launch_value(record) for record in of_row if record.status == "ok" and record.times_us}
+        case = of_row[-1].case
+        if times:
+            by_env.setdefault(case.env, {})[replace(case, env=""), group] = times
+    return by_env
+
+
+# ------------------------------------------------------------------------------------------------ the variables
+
+
+def variable_sentences(info: RunInfo) -> list[str]:
+    """Return whether the ranks had the variables as asked, and what NCCL's log says; none if no variable was varied."""
+    launches = [launch for launch in info.get("launches") or () if launch.get("variables")]
+    if not launches:
+        return []
+    unlike = [texts for launch in launches if (texts := _unlike(launch))]
+    names = list(dict.fromkeys(name for launch in launches for name in launch["variables"]))
+    extent = f"{len(launches) - len(unlike)} of {counted(len(launches), 'start')}"
+    sentences = [f"In {extent} every rank had {', '.join(names)} as asked."]
+    sentences += dict.fromkeys(f"{text}." for texts in unlike for text in texts)
+    if logged := [name for name in names if any(launch["variables"][name]["nccl"] for launch in launches)]:
+        sentences.append(f"NCCL's log states that it read {', '.join(logged)}.")
+    unlogged = [name for name in names if name.startswith("NCCL_") and name not in logged]
+    return sentences + ([f"NCCL's log does not mention {', '.join(unlogged)}."] if unlogged else [])
+
+
+def _unlike(launch: Launch) -> list[str]:
+    """Return how the variables of a launch's ranks, and the values that NCCL read, differ from what was asked."""
+    requested, texts = variables_of(launch["env"]), []
+    for name, values in launch["variables"].items():
+        value = requested.get(name)
+        if list(values["ranks"]) != [value]:
+            texts.append(f"With {name}={value or 'default'} the ranks had {_listed(values)}")
+        if value is not None and values["nccl"] and {text.lower() for text in values["nccl"]} != {value.lower()}:
+            texts.append(f"With {name}={value} NCCL read {', '.join(values['nccl'])}")
+    return texts
+
+
+def _listed(values: VariableValues) -> str:
+    return " or ".join("no value" if value is None else value for value in values["ranks"])

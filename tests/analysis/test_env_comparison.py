@@ -1,0 +1,167 @@
+"""Tests of the comparison of environments, on records built by hand."""
+
+from collections.abc import Mapping
+
+import pytest
+from builders import make_case, make_launches
+from deciding import BASE, FIVE, confirmed, decide
+from training_builders import EVEN, make_training_launches
+
+from commbench.analysis.env import EnvComparison, compare_env, compare_training_envs, variable_sentences
+from commbench.analysis.prediction.network import NetworkModel
+from commbench.ddp.plan.records import TrainingRecord
+from commbench.engine.records import Record
+from commbench.report.env import render_envs
+from commbench.results.states import find_states
+from commbench.results.summary import keyed_rows
+
+ENVS = ["A=1", "A=1 (again)", "A=2"]
+
+
+def compared(**factors: float) -> EnvComparison:
+    """Return the comparison of two cases in six launches; each environment's time is a factor of the first's."""
+    of_env = {"A=1": 1.0, "A=1 (again)": factors.get("control", 1.0), "A=2": factors["other"]}
+    by_env = {
+        env: {case: {launch: time * factor * even for launch, even in enumerate(EVEN)} for case, time in TIMES.items()}
+        for env, factor in of_env.items()
+    }
+    comparison = compare_env(by_env, ENVS)
+    assert comparison is not None
+    return comparison
+
+
+TIMES: Mapping[str, float] = {"small": 3.0, "large": 400.0}
+
+
+def test_a_faster_environment_is_the_best() -> None:
+    """Name the faster environment with its ratio, beside the control."""
+    comparison = compared(other=0.8)
+    assert comparison.best is not None
+    assert "A=2" == comparison.best.env
+    assert 0.8 == pytest.approx(comparison.best.comparison.ratio)
+    assert (2, 2, 0) == (comparison.best.cases, comparison.best.faster, comparison.best.slower)
+    assert comparison.sentence.startswith("Fastest: A=2 took 0.800 [")
+    assert "the control, which is A=1 again, took 1.000 [" in comparison.sentence
+
+
+def test_a_difference_within_the_margin_is_no_verdict() -> None:
+    """Name no best where the difference is below the margin."""
+    comparison = compared(other=0.99)
+    assert comparison.best is None
+    assert "No environment is shown to be faster than A=1" in comparison.sentence
+
+
+def test_no_environment_is_judged_where_the_control_differs() -> None:
+    """Withhold every verdict if the same environment differs from itself."""
+    comparison = compared(control=0.9, other=0.8)
+    assert comparison.best is None
+    assert {"inconclusive"} == {str(ratio.comparison.verdict) for ratio in comparison.ratios}
+    assert "No verdict on any environment: the control" in comparison.sentence
+
+
+def test_only_cases_of_both_environments_are_compared() -> None:
+    """Leave out a case that one environment lacks, and an environment without any."""
+    times = dict(enumerate(EVEN))
+    full, part = {"small": times, "large": times}, {"small": times}
+    comparison = compare_env({"A=1": full, "A=1 (again)": part}, ENVS)
+    assert comparison is not None
+    assert [("A=1 (again)", 1)] == [(ratio.env, ratio.cases) for ratio in comparison.ratios]
+    assert compare_env({"A=1": full}, ENVS) is None
+
+
+def test_one_launch_gives_no_verdict() -> None:
+    """Ask for more launches where there is one."""
+    by_env = {env: {"small": {0: 1.0}} for env in ENVS}
+    comparison = compare_env(by_env, ENVS)
+    assert comparison is not None
+    assert "add launches" in comparison.sentence
+    assert 3 == len(render_envs(comparison))
+
+
+def collectives() -> list[Record]:
+    """Return six launches of three sizes under each environment, the last one twice as slow."""
+    return [
+        record
+        for env in ENVS
+        for size in (1024, 2048, 4096)
+        for record in make_launches(
+            [size * factor * (2 if env == "A=2" else 1) for factor in EVEN], make_case(message_bytes=size, env=env)
+        )
+    ]
+
+
+def test_rows_of_environments_are_apart() -> None:
+    """Make a row of each environment; fit the network to one of them."""
+    rows = keyed_rows(collectives(), {}).values()
+    assert 9 == len(rows)
+    assert set(ENVS) == {row.env for row in rows}
+    ((variant,),) = [NetworkModel.fit(collectives()).variants.values()]
+    assert "under A=1" == variant
+
+
+def test_an_environment_is_no_state_of_the_machine() -> None:
+    """Tell states apart within one environment only: another transport has other probes."""
+    records = [
+        record
+        for env, probe_us in (("A=1", 1.0), ("A=2", 3.0))
+        for record in make_launches([10.0] * 12, make_case(env=env), visit_lengths=[20, 20], probes_us=[probe_us] * 4)
+    ]
+    assert {} == find_states(records)
+
+
+def fresh(**steps_ms: float) -> list[TrainingRecord]:
+    """Return six fresh launches of the baseline and of 5 MiB buckets, a fifth faster, under each environment."""
+    names = dict(zip(("first", "again", "other"), ENVS, strict=True))
+    return [
+        record
+        for name, step_ms in steps_ms.items()
+        for case, factor in ((BASE, 1.0), (FIVE, 0.8))
+        for record in make_training_launches(
+            [step_ms * factor * even for even in EVEN], confirmed(type(case)(**{**vars(case), "env": names[name]}))
+        )
+    ]
+
+
+def test_a_recommendation_is_of_the_faster_environment() -> None:
+    """Decide for the environment that fresh launches show to be faster, and set its variable in the snippet."""
+    recommendation = decide(fresh(first=20.0, again=20.0, other=10.0), env=ENVS)
+    assert "A=2" == recommendation.env
+    assert ("change", "5") == (recommendation.verdict, recommendation.best.bucket_cap_mb)
+    assert 'os.environ["A"] = "2"' in recommendation.snippet
+    assert "bucket_cap_mb=5" in recommendation.snippet
+    assert recommendation.env_reason.startswith("Fastest: A=2 took 0.500")
+    assert recommendation.env_reason in str(recommendation.to_json()["paragraph"])
+
+
+def test_a_recommendation_without_a_faster_environment_sets_no_variable() -> None:
+    """Keep the first environment and leave variables out of the snippet."""
+    recommendation = decide(fresh(first=20.0, again=20.0, other=20.0), env=ENVS)
+    assert "A=1" == recommendation.env
+    assert "os.environ" not in recommendation.snippet
+
+
+def test_an_environment_of_the_sweep_alone_is_not_recommended() -> None:
+    """Wait for fresh launches before an environment is chosen."""
+    records = [
+        type(record)(**{**vars(record), "case": type(record.case)(**{**vars(record.case), "phase": "sweep"})})
+        for record in fresh(first=20.0, again=20.0, other=10.0)
+    ]
+    recommendation = decide(records, env=ENVS)
+    assert "A=1" == recommendation.env
+    assert "no environment was measured again" in recommendation.env_reason
+    comparison = compare_training_envs(records, {"env": ENVS})
+    assert comparison is not None
+    assert comparison.best is not None
+
+
+def test_what_nccl_states_is_reported() -> None:
+    """Report the value that NCCL read, and a variable that its log does not mention."""
+    values = {"NCCL_ALGO": {"ranks": ["Ring"], "nccl": ["ring"]}, "NCCL_X": {"ranks": ["1"], "nccl": []}}
+    launch = {"env": "NCCL_ALGO=Ring;NCCL_X=1", "variables": values}
+    assert [
+        "In 1 of 1 start every rank had NCCL_ALGO, NCCL_X as asked.",
+        "NCCL's log states that it read NCCL_ALGO.",
+        "NCCL's log does not mention NCCL_X.",
+    ] == variable_sentences({"launches": [launch]})  # type: ignore[list-item]
+    values["NCCL_ALGO"]["nccl"] = ["Tree"]
+    assert "With NCCL_ALGO=Ring NCCL read Tree." in variable_sentences({"launches": [launch]})  # type: ignore[list-item]
