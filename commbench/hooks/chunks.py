@@ -36,24 +36,26 @@ class ChunkChannel:
         torch.add(gradient, 0.0 if residual is None else residual, out=self._flat)
         torch.linalg.vector_norm(self._total, dim=1, out=self._norms)
 
-    def reduce(
+    def sum_norms(self, group: dist.ProcessGroup) -> dist.Work:
+        """Begin to sum the norms over the ranks."""
+        return dist.all_reduce(self._norms, group=group, async_op=True)
+
+    def sum_values(
         self,
         group: dist.ProcessGroup,
         divisor: float | torch.Tensor,
         memory: Mapping[str, torch.Tensor],
         watch: Stopwatch,
-    ) -> torch.Tensor:
-        """Agree on chunks and sum their values; NaN on all ranks if a norm is not finite.
+    ) -> tuple[dist.Work, torch.Tensor]:
+        """Choose chunks by the sums of the norms, and begin to sum their values; NaN if a norm is not finite.
 
         Args:
-            group: of the collectives, which block.
+            group: of the collective.
             divisor: of the sums.
             memory: the new ``residual`` and ``momentum`` of the bucket, if it has them: both are written, unless a norm
                 is not finite.
             watch: takes the times.
         """
-        watch.started()
-        dist.all_reduce(self._norms, group=group)
         start = watch.clock()
         finite = is_finite(self._norms)
         # The choice among equal norms must be the same on all ranks, so the sort is stable.
@@ -67,8 +69,7 @@ class ChunkChannel:
         self._values.div_(divisor)
         poison(self._values, unless=finite)
         watch.worked(start)
-        dist.all_reduce(self._values, group=group)
-        return self._values
+        return dist.all_reduce(self._values, group=group, async_op=True), self._values
 
     def _unsent(self) -> torch.Tensor:
         """Return 0 for each element that is sent, else 1."""

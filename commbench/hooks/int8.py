@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from commbench.hooks.feedback import Slot
 from commbench.hooks.layout import Layout
 from commbench.hooks.message import BucketShape, Message, QuantisedLayout, check_length, quantised_messages
 from commbench.hooks.ordered import OrderedHook
-from commbench.hooks.ordering import all_gather
+from commbench.hooks.ordering import Ending, all_gather
 from commbench.hooks.quantisers import Quantiser, make_quantiser
 
 
@@ -46,6 +47,7 @@ class Int8(OrderedHook):
     """
 
     name: ClassVar[str] = "int8"
+    opens: ClassVar[bool] = True
 
     def __init__(self, *, block: int = 256, feedback: bool = True) -> None:
         super().__init__(feedback=feedback)
@@ -65,27 +67,34 @@ class Int8(OrderedHook):
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """Quantise on the autograd thread; exchange shards, sum and exchange sums in an ordered job."""
+        """Quantise and begin to exchange shards on the autograd thread; sum and exchange sums in an ordered job."""
         channel = self._channel_of(layout, buffer)
         old, new = slot.old.get("residual"), slot.new.get("residual")
         channel.quantiser.encode(buffer, old, channel.sent, out_residual=new)
         watch.encoded()
-        future = self.submit(lambda: self._reduce(channel, new, watch))
+        watch.started()
+
+        def send_shards(group: dist.ProcessGroup) -> dist.Work:
+            received, sent = channel.received.view(-1), channel.sent.view(-1)
+            return dist.all_to_all_single(received, sent, group=group, async_op=True)
+
+        future = self.submit_opened(send_shards, lambda wait: self._reduce(channel, new, wait, watch))
         return future, lambda _: self._decode(channel, buffer)
 
-    def _reduce(self, channel: _Channel, residual: torch.Tensor | None, watch: Stopwatch) -> torch.Tensor:
-        """Sum this rank's shard and gather the sums of all shards.
+    def _reduce(
+        self, channel: _Channel, residual: torch.Tensor | None, wait: Callable[[], object], watch: Stopwatch
+    ) -> torch.Tensor | Ending:
+        """Sum this rank's shard when all shards are there, and gather the sums.
 
         The rounding error of a sum joins the residual of the shard's owner: the next sum contains it once.
         """
-        watch.started()
-        dist.all_to_all_single(channel.received.view(-1), channel.sent.view(-1), group=self._private)
+        wait()
         start = watch.clock()
         mine = None if residual is None else residual[channel.layout.span(self._group.rank())]
         channel.quantiser.combine(channel.received, channel.own, divisor=self.divisor, residual=mine)
         watch.worked(start)
-        all_gather(channel.sent.view(-1), channel.own, group=self._private)
-        return channel.sent
+        work = all_gather(channel.sent.view(-1), channel.own, group=self._private, async_op=True)
+        return self.last(work, channel.sent)
 
     def _decode(self, channel: _Channel, buffer: torch.Tensor) -> torch.Tensor:
         channel.quantiser.decode(channel.sent, buffer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -11,10 +11,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
 from commbench.hooks.feedback import FeedbackHook
-from commbench.hooks.ordering import CommStream, CommThread, borrow, give_back
+from commbench.hooks.ordering import CommStream, CommThread, Ending, borrow, give_back, opening_group
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+#: Issues a collective on a process group, without waiting for it.
+Opening = Callable[[dist.ProcessGroup], dist.Work]
 
 
 class OrderedHook(FeedbackHook):
@@ -26,6 +30,10 @@ class OrderedHook(FeedbackHook):
     _lane: CommThread | CommStream
     _private: dist.ProcessGroup = None
     """The process group of the jobs' collectives; None before `register` and after `close`."""
+    _opening: dist.ProcessGroup = None
+    """The process group of openings, see `submit_opened`; None if the hook has none."""
+    opens: ClassVar[bool] = False
+    """Whether the hook's jobs have an opening."""
 
     @property
     def is_ordered(self) -> bool:
@@ -55,9 +63,10 @@ class OrderedHook(FeedbackHook):
             self._lane, self._private = CommStream(self._device), self._group
         else:
             self._lane, self._private = borrow(self._group)
+            self._opening = opening_group(self._group) if self.opens else None
         return self
 
-    def submit(self, job: Callable[[], torch.Tensor]) -> torch.futures.Future:
+    def submit(self, job: Callable[[], torch.Tensor | Ending]) -> torch.futures.Future:
         """Queue a job that may issue blocking collectives on ``self._private``; return the future of its tensor.
 
         Raises:
@@ -66,6 +75,32 @@ class OrderedHook(FeedbackHook):
         if self._private is None:
             raise InputError(f"Hook {self.name} was used after its close(): close hooks when training is over.")
         return self._lane.submit(job)
+
+    def submit_opened(
+        self, opening: Opening, job: Callable[[Callable[[], object]], torch.Tensor | Ending]
+    ) -> torch.futures.Future:
+        """Queue a job whose first collective needs no earlier one; over Gloo that begins before the job's turn.
+
+        Args:
+            opening: issues the first collective.
+            job: as of `submit`; it gets a function that waits for the opening.
+        """
+        if self._opening is None:
+            return self.submit(lambda: job(lambda: opening(self._private).wait()))
+        if self._private is None:
+            return self.submit(lambda: job(lambda: None))  # raises that the hook was closed
+        work = opening(self._opening)
+        return self.submit(lambda: job(work.wait))
+
+    def last(self, work: dist.Work, value: torch.Tensor) -> torch.Tensor | Ending:
+        """Return what ends a job: its last collective, which was issued without waiting for it.
+
+        On a GPU the stream waits for it, and the host does not.
+        """
+        if isinstance(self._lane, CommThread):
+            return Ending(work, value)
+        work.wait()
+        return value
 
     def close(self) -> None:
         """Release the thread, which ends with its last user; raise LaunchError if a collective does not end."""

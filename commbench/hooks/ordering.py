@@ -8,6 +8,9 @@ futures on two threads in an order that differs between ranks. A collective issu
 paired with another bucket's on another rank. This corrupts gradients silently, aborts or deadlocks. Jobs of one thread
 cannot overtake each other. The thread has a process group of its own, because DDP (when it looks for unused parameters)
 and SyncBN issue collectives on the model's group.
+
+The first collective of a job depends on no other. It may be issued before the job's turn, when DDP calls the hook, on a
+third process group: DDP calls hooks in the same order on all ranks. It is then under way while earlier jobs go on.
 """
 
 from __future__ import annotations
@@ -58,6 +61,15 @@ STUCK = 70
 Job = Callable[[], Any]
 
 
+@dataclass(frozen=True)
+class Ending:
+    """What a job may return: its last collective, which is still under way, so that the next job begins at once."""
+
+    work: dist.Work
+    value: torch.Tensor
+    """The result of the job when the collective has ended."""
+
+
 class CommThread:
     """A thread that runs jobs first in, first out; each job may issue any number of blocking collectives.
 
@@ -100,10 +112,25 @@ class CommThread:
                 raise LaunchError(f"An earlier bucket could not be exchanged: {self.failure}")  # noqa: TRY301 - as the job
             result = job()
         except Exception as error:  # noqa: BLE001 - the future raises it
-            self.failure = self.failure or error
-            future.set_exception(error)
+            self._fail(error, future)
         else:
-            future.set_result(result)
+            if isinstance(result, Ending):
+                result.work.get_future().then(lambda done: self._end(done, result, future))
+            else:
+                future.set_result(result)
+
+    def _end(self, done: torch.futures.Future, ending: Ending, future: torch.futures.Future) -> None:
+        """Set the result of a job when its last collective has ended; on a thread of Gloo."""
+        try:
+            done.value()
+        except Exception as error:  # noqa: BLE001 - the future raises it
+            self._fail(error, future)
+        else:
+            future.set_result(ending.value)
+
+    def _fail(self, error: Exception, future: torch.futures.Future) -> None:
+        self.failure = self.failure or error
+        future.set_exception(error)
 
     def _leave(self) -> None:
         """End the thread at exit, or the process if a collective hangs: Python aborts if it ends before the thread."""
@@ -119,6 +146,8 @@ class _Lane:
 
     group: dist.ProcessGroup
     """A group of the same ranks for this thread; kept when the thread ends: torch cannot create such a group twice."""
+    opening_group: dist.ProcessGroup | None = None
+    """A group of the same ranks for collectives that are issued before their job's turn; None until a hook needs it."""
     thread: CommThread | None = None
     users: int = 0
 
@@ -137,6 +166,16 @@ def borrow(group: dist.ProcessGroup) -> tuple[CommThread, dist.ProcessGroup]:
     lane.thread = lane.thread or CommThread()
     lane.users += 1
     return lane.thread, lane.group
+
+
+def opening_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return the group of ``group``'s ranks for collectives that are issued before their job's turn.
+
+    Collective: the first call makes the group. The thread was borrowed before.
+    """
+    lane = _lanes[group]
+    lane.opening_group = lane.opening_group or _new_gloo_group(group)
+    return lane.opening_group
 
 
 def give_back(group: dist.ProcessGroup) -> None:

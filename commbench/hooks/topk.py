@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -32,7 +32,7 @@ from commbench.hooks.message import (
     top_k_messages,
 )
 from commbench.hooks.ordered import OrderedHook
-from commbench.hooks.ordering import all_gather
+from commbench.hooks.ordering import Ending, all_gather
 from commbench.hooks.registry import ALIGNED
 from commbench.hooks.selectors import DTYPES, Selector, make_selector, split
 
@@ -76,6 +76,7 @@ class TopK(OrderedHook):
     """
 
     name: ClassVar[str] = "topk"
+    opens: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -182,15 +183,20 @@ class TopK(OrderedHook):
     def _exchange_chunks(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
-        """Compute norms on the autograd thread; agree on chunks and sum them in an ordered job."""
+        """Compute norms and begin to sum them on the autograd thread; choose chunks and sum them in an ordered job."""
         if layout not in self._chunks:
             chunks = ChunkLayout.of(layout.numel, density=self.current_density, chunk=self._chunk)
             self._chunks[layout] = ChunkChannel(chunks, buffer)
         channel = self._chunks[layout]
         channel.take(buffer, slot.old.get("residual"))
         watch.encoded()
-        future = self.submit(lambda: channel.reduce(self._private, self.divisor, slot.new, watch))
-        return future, lambda _: channel.spread(buffer)
+        watch.started()
+
+        def sum_values(wait: Callable[[], object]) -> torch.Tensor | Ending:
+            wait()
+            return self.last(*channel.sum_values(self._private, self.divisor, slot.new, watch))
+
+        return self.submit_opened(channel.sum_norms, sum_values), lambda _: channel.spread(buffer)
 
     # Sending
 

@@ -50,17 +50,17 @@ def corrupt(_: object, bucket: dist.GradBucket) -> torch.futures.Future:
 class CorruptInt8(Int8):
     """Changes one value of one received shard in one step."""
 
-    def _reduce(self, channel: Any, residual: Any, watch: Any) -> torch.Tensor:
+    def _reduce(self, channel: Any, residual: Any, *arguments: Any) -> Any:
         combine = channel.quantiser.combine
 
-        def combine_wrongly(received: torch.Tensor, *arguments: Any, **others: Any) -> None:
+        def combine_wrongly(received: torch.Tensor, *own: Any, **others: Any) -> None:
             if self.step == PLANTED:
                 received[-1, -1] += 20
-            combine(received, *arguments, **others)
+            combine(received, *own, **others)
 
         channel.quantiser.combine = combine_wrongly
         try:
-            return super()._reduce(channel, residual, watch)
+            return super()._reduce(channel, residual, *arguments)
         finally:
             channel.quantiser.combine = combine
 
@@ -68,8 +68,8 @@ class CorruptInt8(Int8):
 class ForgetfulInt8(Int8):
     """Drops the rounding errors of sums."""
 
-    def _reduce(self, channel: Any, _residual: Any, watch: Any) -> torch.Tensor:
-        return super()._reduce(channel, None, watch)
+    def _reduce(self, channel: Any, _residual: Any, *arguments: Any) -> Any:
+        return super()._reduce(channel, None, *arguments)
 
 
 HOOKS: dict[str, Any] = {
