@@ -67,7 +67,7 @@ def use_device_path() -> None:
         module.on_host = lambda _: False
     TopK.prepare = Int8.prepare = staticmethod(lambda _: None)
     int8.make_quantiser = lambda layout, _: quantisers.TorchQuantiser(layout)
-    jobs = ((PowerSGD, "_refine"), (PowerSGD, "_send_all"), (Int8, "_reduce"), (ChunkChannel, "reduce"))
+    jobs = ((PowerSGD, "_refine"), (PowerSGD, "_send_all"), (Int8, "_reduce"), (ChunkChannel, "sum_values"))
     for owner, name in ((Hook, "run"), (Hook, "_finished"), *jobs):
         setattr(owner, name, without_host_reads(getattr(owner, name)))
 
