@@ -59,6 +59,8 @@ class EnvComparison:
     first: str
     ratios: Sequence[EnvRatio]
     """The control first, then the others in the requested order; without those that have no case with the first."""
+    is_fresh: bool = False
+    """Whether the launches are those that confirm training settings."""
 
     @property
     def control(self) -> EnvRatio | None:
@@ -178,13 +180,15 @@ def compare_training_envs(records: Iterable[TrainingRecord], info: RunInfo) -> E
     None if no environment was varied or nothing was trained.
     """
     records, envs = list(records), list(info.get("env") or ())
-    settings = trained(records, CONFIRM) or swept(records)
+    confirmed = trained(records, CONFIRM)
+    settings = confirmed or swept(records)
     by_env: dict[str, _Times] = {}
     for setting in settings.values():
         if setting.case.uses_ddp and setting.is_ok:
             case = replace(setting.case, env="")
             by_env.setdefault(setting.case.env, {})[case] = setting.steps_ms
-    return compare_env(by_env, envs) if envs and by_env else None
+    comparison = compare_env(by_env, envs) if envs and by_env else None
+    return comparison and replace(comparison, is_fresh=bool(confirmed))
 
 
 def _collective_times(records: Iterable[Record]) -> dict[str, _Times]:

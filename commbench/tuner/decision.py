@@ -284,7 +284,7 @@ def _chosen_env(records: Sequence[TrainingRecord], info: RunInfo) -> tuple[str, 
     comparison = compare_training_envs(records, info)
     if comparison is None:
         return first, ""
-    if not any(record.case.phase == CONFIRM for record in records):
+    if not comparison.is_fresh:
         return first, f"Settings are of {first}: no environment was measured again in fresh launches."
     return (comparison.best.env if comparison.best else first), comparison.sentence
 

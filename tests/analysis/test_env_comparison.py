@@ -1,6 +1,7 @@
 """Tests of the comparison of environments, on records built by hand."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from builders import make_case, make_launches
@@ -11,7 +12,11 @@ from commbench.analysis.env import EnvComparison, compare_env, compare_training_
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
-from commbench.report.env import render_envs
+from commbench.report.env import env_tables, render_envs
+from commbench.results import under_first_env
+from commbench.results.info import network_records
+from commbench.results.reading import make_run
+from commbench.results.record_types import Records
 from commbench.results.states import find_states
 from commbench.results.summary import keyed_rows
 
@@ -107,6 +112,28 @@ def test_an_environment_is_no_state_of_the_machine() -> None:
         for record in make_launches([10.0] * 12, make_case(env=env), visit_lengths=[20, 20], probes_us=[probe_us] * 4)
     ]
     assert {} == find_states(records)
+
+
+def test_a_page_has_the_table_of_environments(tmp_path: Path) -> None:
+    """Put ratios, verdicts, the conclusion and the values of the ranks into a table of the page."""
+    launch = {"launch": 0, "env": "A=2", "variables": {"A": {"ranks": ["2"], "nccl": []}}}
+    run = make_run(tmp_path, {"env": ENVS, "launches": [launch]}, Records(collectives()))  # type: ignore[list-item]
+    (table,) = env_tables([run])
+    assert "Environments: time over that under A=1 (6 launches of each)" == table.title
+    texts = [[cell.text for cell in line] for line in table.lines]
+    assert ["A=1 (again)", "control"] == [texts[0][0], texts[0][2]]
+    assert ["A=2", "slower", "0", "3", "3"] == [texts[1][0], *texts[1][2:]]
+    assert "In 1 of 1 start every rank had A as asked." in table.notes
+    assert [] == env_tables([run], of_training=True)
+
+
+def test_predictions_are_for_the_first_environment(tmp_path: Path) -> None:
+    """Leave other environments out of predictions; leave a run without environments as it is."""
+    run = make_run(tmp_path, {"env": ENVS}, Records(collectives()))
+    assert {"A=1"} == {record.case.env for record in under_first_env(run).records}
+    assert {"A=1"} == {record.case.env for record in network_records(run.records, run.info)}
+    plain = make_run(tmp_path, {}, Records(make_launches([1.0, 2.0])))
+    assert plain is under_first_env(plain)
 
 
 def fresh(**steps_ms: float) -> list[TrainingRecord]:

@@ -36,6 +36,9 @@ end()
 """
 
 
+pytestmark = pytest.mark.usefixtures("forks")
+
+
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Fail if a test leaves a process behind."""
