@@ -56,7 +56,8 @@ A run is one directory, schema {SCHEMA}:
 |---|---|
 | `run.json` | schema, command line, seed, conditions of every host, `status` of the run, and `launches`: how each \
 ended, with the `stage` it belongs to (`collectives`, `sweep`, `confirm`; \
-of tuning `network`, `calibrate`, `round 1` and so on, `confirm`; `live`, see below) |
+of tuning `network`, `calibrate`, `round 1` and so on, `confirm`; `live`, see below), with `--env` also its `env` and \
+the values of its `variables` on the ranks and in NCCL's log |
 | `samples.jsonl` | one line per visit of a case in a launch, appended and synced after every visit: the source of \
 truth; its `kind` is `collective` or `training`, see below |
 | `collectives.csv` | one line per collective case, summarised over launches; made from the two files above, like all \

@@ -1,5 +1,6 @@
 """Tests of the comparison of environments, on records built by hand."""
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,6 +63,20 @@ def test_no_environment_is_judged_where_the_control_differs() -> None:
     assert comparison.best is None
     assert {"inconclusive"} == {str(ratio.comparison.verdict) for ratio in comparison.ratios}
     assert "No verdict on any environment: the control" in comparison.sentence
+
+
+def test_equal_environments_are_seldom_told_apart() -> None:
+    """Withhold verdicts in at most 7 % of tables of equal environments; find a difference in at most 5 %."""
+    chance, tables = random.Random(1), 200
+    withheld = judged = 0
+    for _ in range(tables):
+        by_env = {env: {"small": {launch: chance.lognormvariate(0, 0.1) for launch in range(6)}} for env in ENVS}
+        comparison = compare_env(by_env, ENVS)
+        assert comparison is not None
+        withheld += not comparison.is_sound
+        judged += any(str(ratio.comparison.verdict) in {"faster", "slower"} for ratio in comparison.ratios)
+    assert withheld <= 0.07 * tables
+    assert judged <= 0.05 * tables
 
 
 def test_only_cases_of_both_environments_are_compared() -> None:
