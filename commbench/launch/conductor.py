@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from commbench.errors import InputError, LaunchError
+from commbench.errors import InputError, LaunchError, Reason
 from commbench.launch.diagnosis import Ending
 from commbench.launch.events import Listener, Notice, RankOutput
 from commbench.launch.launchers import Launcher
@@ -18,6 +18,7 @@ from commbench.launch.signals import Interrupts
 from commbench.launch.supervisor import Supervisor
 from commbench.results import Store
 from commbench.results.plan import (
+    DONE,
     RunRequest,
     Stage,
     TimePlan,
@@ -40,9 +41,10 @@ def conduct(
 
     Each launch that is not complete measures its missing cases. If a case fails or hangs, it is kept as failed, and the
     launch goes on without it with newly started ranks. This call measures the case no more; the next call tries it
-    again. The run ends at a launch that fails before its first case or loses a host, at the third failure in a row
-    without a result, at the first failure if ``fail_fast``, and at a signal. The first Ctrl-C lets the case that is
-    being measured come to its end.
+    again. If ranks do not start under one of several environments, all its cases are kept as failed. The run ends at
+    any other launch that fails before its first case or loses a host, at the third failure in a row without a result,
+    at the first failure if ``fail_fast``, and at a signal. The first Ctrl-C lets the case that is being measured come
+    to its end.
 
     Returns:
         0 done, 3 a rank failed or hung or a case has no launch, 4 wrong data was found, 128 + number of the signal that
@@ -192,7 +194,9 @@ class _StageRun:
                 launch.enter(Ending(status="failed", reason=reason))
             raise
         if ending.status == "refused":
-            return ending
+            if not (self.ledger.store.records and self._has_never_worked(launch)):
+                return ending
+            ending = Ending.broken("failed", Reason.stated(ending.reason.rstrip(".")))
         ending = launch.close(ending)
         if ending.is_broken:
             self.ledger.display.on(RankOutput(lines=[*supervisor.stderr, *supervisor.stack_lines]))
@@ -216,18 +220,26 @@ class _StageRun:
         """Return how the run ends; None if the launch goes on with new ranks."""
         ledger, number = self.ledger, launch.plan.launch
         ledger.failures_in_a_row += 1
-        if self.run_.fail_fast or ending.is_host_lost or not launch.has_begun:
+        fails_by_env = not launch.has_begun and self._has_never_worked(launch)
+        if self.run_.fail_fast or ending.is_host_lost or not (launch.has_begun or fails_by_env):
             return ending
+        if fails_by_env:
+            launch.fail_all(ending)
         if ledger.failures_in_a_row >= MOST_FAILURES_IN_A_ROW:
             text = f"stopped after {ledger.failures_in_a_row} failed launches in a row"
             return replace(ending, reason=text if ledger.failed else f"{text}: {ending.reason}")
-        without = launch.failed_case
+        without = launch.plan.env if fails_by_env else launch.failed_case
         continuation = f"without {without}" if without else f"after a failure between cases: {ending.reason}"
-        if self._missing(number, launch.request):
+        if fails_by_env or self._missing(number, launch.request):
             self._warn(f"Launch {number + 1} goes on {continuation}.")
         else:  # each case has a visit, or has failed
             self._warn(f"Launch {number + 1} has fewer visits than planned: {ending.reason}.")
         return None
+
+    def _has_never_worked(self, launch: LaunchLedger) -> bool:
+        """Return whether the environment of a launch is one of several and has no result yet."""
+        worked = (r for r in self.ledger.store.records if r.case.env == launch.plan.env and r.status in DONE)
+        return len(self.request.envs) > 1 and not any(worked)
 
     def _out_of_time(self, launch: int) -> Ending:
         """End a stage whose time limit is reached, and report what is missing."""

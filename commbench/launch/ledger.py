@@ -313,6 +313,12 @@ class LaunchLedger:
             self.enter(ending)
             return ending
 
+    def fail_all(self, ending: Ending) -> None:
+        """Keep the cases of a launch that failed before its first one as failed."""
+        with self.ledger.lock:
+            for planned in self.plan.cases:
+                self._fail_case(ending, planned.case)
+
     def _fail_case(self, ending: Ending, case: AnyCase) -> Ending:
         self.failed_case = case
         status: Status = "hung" if ending.status == "hung" else "failed"

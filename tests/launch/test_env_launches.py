@@ -1,6 +1,7 @@
 """Tests of launches under several environments, with simulated ranks and with MPI."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from commbench.results.plan import LaunchPlan, plan_launch
 
 ENVS = ("A=1", "A=1 (again)", "A=2", "A=default")
 CASES = Sweep(backends=["mpi"], sizes=[8, 1024], env=["A=1,2,default"]).cases(2)
-REQUEST = make_request(CASES, launches=6)
+REQUEST = make_request(CASES, launches=5)
 #: Ranks that take twice as long under A=2, and state the variable that they were given.
 SLOWER = """
 from commbench.system.env import variables_of
@@ -45,15 +46,23 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield from marked_environment(monkeypatch)
 
 
-def test_a_start_of_ranks_has_one_environment_in_shuffled_order(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Measure all environments in five launches; return the run's directory and the environments of its starts."""
+    path, launcher = tmp_path_factory.mktemp("runs") / "whole", ScriptLauncher(SLOWER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", forked_python)
+        assert 0 == run(path, launcher, REQUEST)[0]
+    return path, launcher.envs
+
+
+def test_a_start_of_ranks_has_one_environment_in_shuffled_order(whole: tuple[Path, list[str]]) -> None:
     """Start ranks once for each environment of a launch, in an order that differs between launches."""
-    launcher = ScriptLauncher(SLOWER)
-    code, info, _ = run(tmp_path, launcher, REQUEST)
-    assert 0 == code
-    rounds = [launcher.envs[start : start + 4] for start in range(0, 24, 4)]
+    path, envs = whole
+    rounds = [envs[start : start + 4] for start in range(0, 20, 4)]
     assert all(sorted(ENVS) == sorted(order) for order in rounds)
     assert len({tuple(order) for order in rounds}) > 1
-    assert launcher.envs == [launch["env"] for launch in info["launches"]]
+    assert envs == [launch["env"] for launch in load_run(path).info["launches"]]
 
 
 def test_a_plan_has_the_cases_of_one_environment() -> None:
@@ -68,7 +77,7 @@ def test_an_interrupted_run_measures_only_missing_environments(tmp_path: Path) -
     """Complete a run by the environments that it lacks."""
     failing = ScriptLauncher("if plan.launch == 1 and plan.env == 'A=2': sys.exit(1)\n" + SLOWER)
     request = make_request(CASES, launches=2)
-    assert 3 == run(tmp_path, failing, request)[0]
+    assert 3 == run(tmp_path, failing, request, fail_fast=True)[0]
     lacking = sorted(
         {(case.env, launch) for case in CASES for launch in (0, 1)}
         - {(record.case.env, record.launch) for record in load_run(tmp_path).records}
@@ -80,30 +89,46 @@ def test_an_interrupted_run_measures_only_missing_environments(tmp_path: Path) -
     assert 2 * len(CASES) == len({(record.case.key, record.launch) for record in load_run(tmp_path).records})
 
 
-def test_the_table_names_every_environment_and_the_control(tmp_path: Path) -> None:
+def test_an_environment_without_ranks_is_left_out(tmp_path: Path) -> None:
+    """Keep the cases of a value that ranks do not start with as failed, and measure the other values."""
+    launcher = ScriptLauncher("if plan.env == 'A=2': sys.exit(1)\n" + SLOWER)
+    code, info, display = run(tmp_path, launcher, make_request(CASES, launches=2))
+    assert (3, "partial") == (code, info["status"])
+    assert 1 == launcher.envs.count("A=2")
+    statuses = {row.env: row.status for row in load_run(tmp_path).rows}
+    assert {"A=1": "ok", "A=1 (again)": "ok", "A=2": "failed", "A=default": "ok"} == statuses
+    assert ["Launch 1 goes on without A=2."] == display.warnings
+    assert 0 == run(tmp_path, SLOWER, make_request(CASES, launches=2))[0]
+
+
+def test_a_value_that_ranks_refuse_does_not_end_the_run(tmp_path: Path) -> None:
+    """Keep the cases of a refused value as failed with the ranks' sentence, if another value has worked."""
+    refusal = "if plan.env == 'A=2': fail(0, '', 'There is no A 2.', is_bad_input=True); sys.exit(1)\n"
+    code, _, _ = run(tmp_path, refusal + SLOWER, make_request(CASES, launches=1))
+    assert 3 == code
+    assert {"There is no A 2"} == {row.reason for row in load_run(tmp_path).rows if row.env == "A=2"}
+
+
+def test_the_table_names_every_environment_and_the_control(whole: tuple[Path, list[str]]) -> None:
     """State the environment of each row in the CSV, the control's too."""
-    run(tmp_path, SLOWER, REQUEST)
-    measured_run = load_run(tmp_path)
-    assert [*ENVS] * 2 == [row.env for row in measured_run.rows]
-    header, *lines = (tmp_path / "collectives.csv").read_text().splitlines()
+    path, _ = whole
+    assert [*ENVS] * 2 == [row.env for row in load_run(path).rows]
+    header, *lines = (path / "collectives.csv").read_text().splitlines()
     place = header.split(",").index("env")
     assert {*ENVS} == {line.split(",")[place] for line in lines}
 
 
-def test_runs_are_compared_environment_by_environment(tmp_path: Path) -> None:
+def test_runs_are_compared_environment_by_environment(whole: tuple[Path, list[str]], tmp_path: Path) -> None:
     """Match the cases of two runs by their environment."""
-    faster = SLOWER.replace("2.0 if", "1.0 if")
-    for name, script in (("a", SLOWER), ("b", faster)):
-        assert 0 == run(tmp_path / name, script, REQUEST)[0]
-    table = compare(tmp_path / "a", tmp_path / "b")
+    assert 0 == run(tmp_path / "b", SLOWER.replace("2.0 if", "1.0 if"), REQUEST)[0]
+    table = compare(whole[0], tmp_path / "b")
     assert {"A=2"} == {case.case.env for case in table.cases if case.comparison.verdict == "faster"}
     assert 8 == len(table.cases)
 
 
-def test_the_slower_environment_is_named_beside_an_even_control(tmp_path: Path) -> None:
+def test_the_slower_environment_is_named_beside_an_even_control(whole: tuple[Path, list[str]]) -> None:
     """Judge A=2 slower and nothing else different; state that the ranks had the variable."""
-    run(tmp_path, SLOWER, REQUEST)
-    measured_run = load_run(tmp_path)
+    measured_run = load_run(whole[0])
     comparison = collective_envs(measured_run)
     assert comparison is not None
     assert comparison.is_sound
@@ -111,7 +136,7 @@ def test_the_slower_environment_is_named_beside_an_even_control(tmp_path: Path) 
     assert "slower" == verdicts["A=2"]
     assert "slower" not in {verdicts[env] for env in ENVS[1:] if env != "A=2"}
     assert "No environment is shown to be faster than A=1" in comparison.sentence
-    assert ["In 24 of 24 starts every rank had A as asked."] == variable_sentences(measured_run.info)
+    assert ["In 20 of 20 starts every rank had A as asked."] == variable_sentences(measured_run.info)
 
 
 def test_other_ranks_values_are_reported(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from commbench.backends.fake import FakeCommunicator
+from commbench.backends.nccl_library import LOG
 from commbench.engine.control import run_threads
 from commbench.errors import InputError
 from commbench.launch.facts import (
@@ -169,3 +170,21 @@ def test_training_minds_all_else(name: str) -> None:
             {**session("slide rule", variables={name: "a"}), "training": True},
             header,
         )
+
+
+def test_a_session_has_the_values_of_varied_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gather the value of each rank and what its NCCL read; leave varied variables out of the conditions."""
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.delenv("NCCL_PROTO", raising=False)
+    monkeypatch.setattr(LOG, "settings", lambda: {"NCCL_ALGO": "ring", "NCCL_NET": "Socket"})
+
+    def work(control):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        backends = {"nccl": FakeCommunicator(control)}
+        return collect_session(control, gather_places(control), backends, {}, ["NCCL_ALGO", "NCCL_PROTO"])
+
+    session, _ = run_threads(2, work)
+    assert {
+        "NCCL_ALGO": {"ranks": ["Ring"], "nccl": ["ring"]},
+        "NCCL_PROTO": {"ranks": [None], "nccl": []},
+    } == session["launch_variables"]
+    assert "NCCL_ALGO" not in session["nccl_settings"]
