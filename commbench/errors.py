@@ -82,9 +82,9 @@ EXIT_CODES: Mapping[int, str] = MappingProxyType(
         CommbenchError.exit_code: "an internal error of commbench",
         InputError.exit_code: "bad input: one sentence on stderr, nothing written",
         LaunchError.exit_code: "partial: cases failed, hung or had no launch; the others are kept, the same command "
-        "tries the missing ones again",
+        "tries the missing ones again; check: an expectation is not shown or not tested",
         WrongDataError.exit_code: "wrong data was found, also in a partial run",
-        5: "compare found a regression beyond --threshold",
+        5: "compare found a regression beyond --threshold; check found an expectation that is not met",
         129: "hung up; the same command resumes",
         130: "interrupted by Ctrl-C; the same command resumes",
         141: "the reader of stdout closed the pipe",

@@ -36,6 +36,7 @@ _COMMANDS = {
     "watch": ("watch", "watch"),
     "predict": ("predict", "predict"),
     "compare": ("compare", "compare"),
+    "check": ("check", "check"),
     "report": ("report", "report"),
     "export": ("exchange", "export"),
     "env": ("report", "env"),

@@ -124,7 +124,7 @@ def carry_out(
     ranks_here = launcher.ranks_per_host(ranks)
     task = plan(Place(ranks=ranks, ranks_here=ranks_here, carries_mpi=launcher.carries_mpi))
     check_slots(ranks, launcher)
-    messages = make_console(sys.stderr) if settings.style != "table" else make_console()
+    messages = make_console() if settings.style == "table" and settings.prints_rows else make_console(sys.stderr)
     _print_left_out(task, messages)
     if settings.dry_run:
         return _print_plan(task, messages)
@@ -213,7 +213,8 @@ def _conduct(task: Task, settings: Settings, launcher: Launcher, messages: Conso
             raise
         task.conclude(store)
     measured_run = load_run(out)
-    print_run(measured_run, settings.style, make_console(), hint=not task.draws_page)
+    if settings.prints_rows:
+        print_run(measured_run, settings.style, make_console(), hint=not task.draws_page)
     print_unfinished(measured_run, messages if is_complete(measured_run.info) else make_console(sys.stderr))
     if task.draws_page:
         _draw_page(measured_run, messages)

@@ -51,6 +51,14 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType(
             ("commbench compare results/monday results/friday", "what became faster or slower"),
             ("commbench compare results/good results/friday --threshold 5% --out comparison.html", "for a CI job"),
         ),
+        "check": (
+            ("commbench check results/mine --expect 'all_reduce@16M: busbw >= 0.8*link' --link 25gbit", "is it good?"),
+            ("commbench check results/mine --expect benchmarks/accept_node.expect --json", "for a program"),
+            (
+                "commbench check --expect 'latency@8[backend=mpi]: time <= 3us' -n 2",
+                "measures what it needs, then judges",
+            ),
+        ),
         "report": (
             ("commbench report results/mine", "the table again, and a page"),
             ("commbench report results/monday results/friday", "both on one page"),

@@ -101,7 +101,7 @@ def bench(
         if requested and limit_s is not None:
             limit_s *= COLLECTIVES_SHARE
         limited = replace(settings, time_limit=limit_s)
-        collectives = _planner(suite, limited, timing, like, is_named=backends is not None)
+        collectives = plan_suite(suite, limited, timing, like, is_named=backends is not None)
         task = replace(collectives(place), draws_page=True)
         if requested is None:
             return replace(task, left_out=[*task.left_out, *([lack] if trains_over and lack else [])])
@@ -190,7 +190,7 @@ def run(
     settings = replace(settings, style=output_format)
     full_suite = _override(load_suite(suite), axes)
     run_budget = find_budget(BUDGETS, budget, launches=launches, visits=visits, energy_s=energy)
-    plan = _planner(full_suite, settings, run_budget, like, is_named=axes["backends"] is not None)
+    plan = plan_suite(full_suite, settings, run_budget, like, is_named=axes["backends"] is not None)
     return carry_out(settings, plan, lambda: ranks_by_gpus(full_suite.backends))
 
 
@@ -199,7 +199,7 @@ def _override(suite: Suite, axes: Mapping[str, object]) -> Suite:
     return suite.override({axis: value for axis, value in axes.items() if value is not None})
 
 
-def _planner(
+def plan_suite(
     full_suite: Suite, settings: Settings, budget: Budget, like: Path | None, *, is_named: bool
 ) -> Callable[[Place], Task]:
     """Return the function that plans a suite for a place; ``is_named``: whether the user named the backends."""

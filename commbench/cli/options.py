@@ -308,6 +308,8 @@ class Settings:
     seed: Seed = None
     dry_run: DryRun = False
     role: RoleName = None
+    prints_rows: bool = True
+    """Whether the rows are printed at the end; False leaves stdout to the command."""
     style: str = "table"
     """The output format of rows; only some commands have an option for it."""
 

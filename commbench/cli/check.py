@@ -1,0 +1,148 @@
+"""The command ``check``: whether a run meets expectations, for a CI job or for accepting a node."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commbench.analysis.expectations import (
+    EXIT_CODES,
+    Expectation,
+    describe_link,
+    judge,
+    parse_expectation,
+    worst,
+)
+from commbench.cli.conduct import carry_out
+from commbench.cli.measure import plan_suite
+from commbench.cli.options import BudgetName, Settings, takes_settings
+from commbench.cli.request import default_out, find_budget
+from commbench.cli.terminal import make_console
+from commbench.collectives.cases import Sweep
+from commbench.collectives.suites import Suite
+from commbench.errors import InputError, WrongDataError
+from commbench.report.expectations import render_answers
+from commbench.results import load_run
+from commbench.schema import JsonObject
+from commbench.stats.budgets import BUDGETS
+
+#: Filters that choose what is measured, with the axis of a sweep.
+_AXES = {"backend": "backends", "dtype": "dtypes", "redop": "redops", "pattern": "patterns", "buffers": "buffers"}
+SCHEMA = 1
+
+
+@takes_settings
+def check(
+    settings: Settings,
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]", help="The run to judge; without it the cases of the expectations are measured."
+        ),
+    ] = None,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--expect",
+            metavar="EXPR|FILE",
+            help="What the run should meet, e.g. 'all_reduce@16M: busbw >= 0.8*link'; or a file with one a line and # "
+            "before comments. Repeatable.",
+        ),
+    ] = None,
+    link: Annotated[
+        str,
+        typer.Option(
+            "--link",
+            metavar="RATE",
+            help="Rate of a host's link, e.g. 200gbit; by default the rate that the run states.",
+        ),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
+    budget: BudgetName = "standard",
+) -> int:
+    """Judge a run, or measure one and judge it: is each expectation met?
+
+    An expectation is met only if the whole interval of each row lies on the right side of its bound. It is not shown if
+    an interval holds the bound, and not tested if the run has no such row. Exit code 0 if all are met, 5 if one is not
+    met, 3 if one is not shown or not tested.
+    """
+    expectations = [parse_expectation(text) for text in _texts(expect or [])]
+    code = 0
+    if run is None:
+        run = settings.out or default_out("check")
+        settings = replace(settings, out=run, prints_rows=not as_json)
+        code = _measure(expectations, settings, budget)
+        if settings.dry_run:
+            return code
+    elif settings != Settings():
+        raise InputError(f"{run} is judged as it is: leave out the options of measuring, or leave out the run.")
+    loaded_run = load_run(run)
+    answers = judge(loaded_run, expectations, link)
+    outcome = worst(answer.outcome for answer in answers)
+    exit_code = code if code == WrongDataError.exit_code else EXIT_CODES[outcome]
+    if as_json:
+        document: JsonObject = {
+            "schema": SCHEMA,
+            "run": str(run),
+            "outcome": str(outcome),
+            "exit_code": exit_code,
+            "expectations": [answer.to_json() for answer in answers],
+        }
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+    else:
+        make_console().print(render_answers(answers, describe_link(link, loaded_run)))
+    return exit_code
+
+
+def _texts(options: Sequence[str]) -> list[str]:
+    """Return the texts of all expectations, those of files included.
+
+    Raises:
+        InputError: there is none, or a file cannot be read.
+    """
+    texts = []
+    for option in options:
+        if any(character in option for character in "<>="):
+            texts.append(option)
+            continue
+        try:
+            lines = Path(option).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise InputError(
+                f"--expect {option} is no expectation, and no file that can be read ({reason}); write an expectation "
+                "such as 'latency@8: time <= 3us', or a file with one a line."
+            ) from error
+        texts += [line for each in lines if (line := each.partition("#")[0].strip())]
+    if not texts:
+        raise InputError(
+            "There is nothing to check; give --expect 'latency@8: time <= 3us', or a file with one a line."
+        )
+    return texts
+
+
+def _measure(expectations: Sequence[Expectation], settings: Settings, budget: str) -> int:
+    """Measure the cases of the expectations; return the exit code of the run.
+
+    Raises:
+        InputError: an expectation names no operation, no sizes or training.
+    """
+    sweeps = []
+    for each in expectations:
+        if each.kind.of_training:
+            raise InputError(f"{each.text}: check measures no training; run commbench train, then check its run.")
+        if each.operation:
+            axes = {_AXES[name]: (value,) for name, value in each.filters.items() if name in _AXES}
+            sizes = {"sizes": each.sizes_text} if each.sizes_text else {}
+            sweeps.append(Sweep(operations=(each.operation,), **axes, **sizes))  # type: ignore[arg-type] # by name
+    if not sweeps:
+        raise InputError("No expectation names an operation to measure; write latency@8: time <= 3us, or name a run.")
+    suite = Suite(name="check", sweeps=sweeps)
+    is_named = any("backend" in each.filters for each in expectations)
+    return carry_out(settings, plan_suite(suite, settings, find_budget(BUDGETS, budget), None, is_named=is_named))

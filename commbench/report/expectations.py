@@ -1,0 +1,92 @@
+"""The answers of ``commbench check``, as a table and its last line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from commbench.analysis.expectations import Answer, Finding, Outcome
+from commbench.report.columns import Cell, Column, Tone, printed, tabulate
+from commbench.units import counted
+
+_TONES: Mapping[Outcome, Tone] = {
+    Outcome.MET: "good",
+    Outcome.NOT_MET: "bad",
+    Outcome.NOT_SHOWN: "warning",
+    Outcome.NOT_TESTED: "warning",
+}
+
+
+#: More rows of an expectation that are met are one line.
+MOST_MET = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """A row of the table."""
+
+    answer: Answer
+    finding: Finding
+    is_first: bool
+
+
+def render_answers(answers: Sequence[Answer], link: str = "") -> RenderableType:
+    """Render the answers for `rich.console.Console.print`: a line for each row, reasons, and the counts last.
+
+    Args:
+        answers: of `commbench.analysis.expectations.judge`.
+        link: a clause on the link's rate; empty: none was used.
+    """
+    lines = [
+        _Line(answer=answer, finding=finding, is_first=number == 0)
+        for answer in answers
+        for number, finding in enumerate(_shortened(answer.findings))
+    ]
+    columns: tuple[Column[_Line], ...] = (
+        Column("expected", lambda line: line.answer.expectation.text if line.is_first else "", can_wrap=True),
+        Column("case", lambda line: line.finding.name, can_wrap=True),
+        Column("found [95 % CI]", _found_text, is_number=True),
+        Column("bound", _bound_text, is_number=True),
+        Column("outcome", lambda line: Cell(str(line.finding.outcome), tone=_TONES[line.finding.outcome])),
+    )
+    reasons = {
+        f"{line.finding.name}: {line.finding.outcome}. {line.finding.reason}" for line in lines if line.finding.reason
+    }
+    counts = [
+        f"{sum(answer.outcome is outcome for answer in answers)} {outcome}"
+        for outcome in reversed(Outcome)
+        if any(answer.outcome is outcome for answer in answers)
+    ]
+    uses_link = any(answer.expectation.of_link for answer in answers)
+    closing = f"{counted(len(answers), 'expectation')}: {', '.join(counts)}."
+    notes = [*sorted(reasons), *([f"{link[:1].upper()}{link[1:]}."] if uses_link and link else []), closing]
+    return Group(printed(tabulate(lines, columns)), Text(""), *map(Text, notes))
+
+
+def _shortened(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that are not met, and the others, or their number if they are many."""
+    met = [finding for finding in findings if finding.outcome is Outcome.MET]
+    others = [finding for finding in findings if finding.outcome is not Outcome.MET]
+    if len(met) > MOST_MET:
+        met = [Finding(name=f"{len(met)} {'other ' if others else ''}rows", outcome=Outcome.MET)]
+    return [*others, *met]
+
+
+def _found_text(line: _Line) -> str:
+    finding = line.finding
+    if not isinstance(finding.value, int | float):
+        return str(finding.value or "")
+    interval = "" if finding.low is None or finding.high is None else f" [{finding.low:.3g}, {finding.high:.3g}]"
+    return f"{finding.value:.3g} {line.answer.expectation.kind.unit}".rstrip() + interval
+
+
+def _bound_text(line: _Line) -> str:
+    expectation = line.answer.expectation
+    if expectation.word:
+        return f"= {expectation.word}"
+    if line.finding.bound is None:
+        return ""
+    return f"{expectation.comparison} {line.finding.bound:.3g} {expectation.kind.unit}".rstrip()

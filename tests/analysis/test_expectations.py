@@ -1,0 +1,187 @@
+"""Tests of expectations: their grammar, the four outcomes, and what never passes."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from builders import make_case, make_info, make_record
+from kept import RESULTS
+
+from commbench.analysis.expectations import METRICS, Outcome, judge, parse_expectation, worst
+from commbench.engine.records import Record
+from commbench.errors import InputError
+from commbench.results import Run, load_run
+
+MIB = 1 << 20
+#: Not understood, each with the character below which the caret stands.
+BAD = {
+    "": 0,
+    "latency": 0,
+    "latency@8": 9,
+    "latency@8:": 10,
+    "latency@8 time <= 3us": 8,
+    "latency@: time <= 3us": 8,
+    "latency@x: time <= 3us": 8,
+    "latency@8:4: time <= 3us": 8,
+    "latency@8:16:32: time <= 3us": 8,
+    "latency@8[: time <= 3us": 10,
+    "latency@8[backend]: time <= 3us": 17,
+    "latency@8[backend=]: time <= 3us": 18,
+    "latency@8[backnd=mpi]: time <= 3us": 10,
+    "latency@8[backend=mpi: time <= 3us": 34,
+    "latency@8[backend=mpi] time <= 3us": 23,
+    "latncy@8: time <= 3us": 0,
+    "latency@8: tim <= 3us": 11,
+    "latency@8: time 3us": 16,
+    "latency@8: time = 3us": 16,
+    "latency@8: time => 3us": 16,
+    "latency@8: time <= us": 19,
+    "latency@8: time <= 3": 20,
+    "latency@8: time <= 3GB/s": 20,
+    "latency@8: time <= 0.8*link": 22,
+    "latency@8: time <= 3us or so": 23,
+    "latency@8: step <= 3ms": 11,
+    "train: time <= 3us": 7,
+    "train@8: step <= 3ms": 5,
+    "bandwidth@16M: busbw >= 0.8*lnk": 28,
+    "bandwidth@16M: busbw >= 3": 25,
+    "bandwidth@16M: busbw >= -3GB/s": 24,
+    "wrong <= 0": 6,
+    "wrong = none": 8,
+    "transport = ": 12,
+    "transport >= sm": 10,
+    "stragglers = few": 13,
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_is_not_understood_is_one_sentence_with_a_caret(text: str) -> None:
+    """Name the mistake in a sentence, and show the place."""
+    with pytest.raises(InputError) as raised:
+        parse_expectation(text)
+    sentence, shown, caret = str(raised.value).split("\n")
+    assert sentence.startswith("--expect: ")
+    assert 1 == sentence.count(". ") + sentence.endswith(".")
+    assert f"  {text}" == shown
+    assert BAD[text] == caret.index("^") - 2
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "bound"),
+    [
+        ("latency@8: time <= 3us", "us", 3.0),
+        ("latency@8:time<3ms", "us", 3000.0),
+        ("busbw >= 8Gbit/s", "GB/s", 1.0),
+        ("algbw > 500MB/s", "GB/s", 0.5),
+        ("train: step <= 0.1s", "ms", 100.0),
+        ("speedup >= 1.05", "", 1.05),
+    ],
+)
+def test_units_are_those_of_the_columns(text: str, unit: str, bound: float) -> None:
+    """Convert the bound to the unit of the column."""
+    expectation = parse_expectation(text)
+    assert unit == METRICS[expectation.metric].unit
+    assert bound == pytest.approx(expectation.bound)
+
+
+def make_run(*times_us: float, reason: str = "", transport: str = "sm", wrong: int | None = 0) -> Run:
+    """Return a run of an all_reduce of 1 MiB with a launch for each time; one that failed if there is a reason."""
+    case = make_case(message_bytes=MIB)
+    records: list[Record] = [
+        make_record(case, launch=launch, time_us=time, transport=transport, wrong=wrong)
+        for launch, time in enumerate(times_us)
+    ]
+    if reason:
+        records = [make_record(case, status="failed", reason=reason)]
+    return Run(path=Path("run"), info=make_info(), records=tuple(records))
+
+
+STEADY = (99.5, 99.8, 100.0, 100.1, 100.2, 100.4)
+WIDE = (60.0, 80.0, 100.0, 120.0, 140.0, 190.0)
+
+
+@pytest.mark.parametrize(
+    ("run", "text", "outcome"),
+    [
+        (make_run(*STEADY), "all_reduce@1M: time <= 101us", Outcome.MET),
+        (make_run(*STEADY), "all_reduce@1M: time <= 99us", Outcome.NOT_MET),
+        (make_run(*STEADY), "all_reduce@1M: time >= 101us", Outcome.NOT_MET),
+        (make_run(*STEADY), "all_reduce@1M: busbw >= 10GB/s", Outcome.MET),
+        (make_run(*STEADY), "all_reduce@1M: busbw >= 11GB/s", Outcome.NOT_MET),
+        (make_run(*WIDE), "all_reduce@1M: time <= 120us", Outcome.NOT_SHOWN),
+        (make_run(*WIDE), "all_reduce@1M: busbw >= 9GB/s", Outcome.NOT_SHOWN),
+        (make_run(STEADY[0]), "all_reduce@1M: time <= 200us", Outcome.NOT_SHOWN),
+        (make_run(*STEADY), "all_reduce@2M: time <= 1s", Outcome.NOT_TESTED),
+        (make_run(*STEADY), "all_reduce@1M,2M: time <= 1s", Outcome.NOT_TESTED),
+        (make_run(*STEADY), "all_reduce@8:64M: time <= 1s", Outcome.MET),
+        (make_run(*STEADY), "all_reduce@1M[backend=gloo]: time <= 1s", Outcome.NOT_TESTED),
+        (make_run(*STEADY), "all_reduce@1M[world_size=2,in_place=true]: time <= 1s", Outcome.MET),
+        (make_run(*STEADY), "broadcast: time <= 1s", Outcome.NOT_TESTED),
+        (make_run(*STEADY), "train: step <= 1s", Outcome.NOT_TESTED),
+        (make_run(reason="It hung."), "all_reduce@1M: time <= 1s", Outcome.NOT_TESTED),
+        (make_run(*STEADY), "wrong = 0", Outcome.MET),
+        (make_run(*STEADY, wrong=None), "wrong = 0", Outcome.NOT_TESTED),
+        (make_run(*STEADY, wrong=3), "wrong = 0", Outcome.NOT_MET),
+        (make_run(*STEADY), "transport = sm", Outcome.MET),
+        (make_run(*STEADY, transport="tcp/eth0"), "transport = tcp", Outcome.MET),
+        (make_run(*STEADY, transport="tcp/eth0"), "transport = sm", Outcome.NOT_MET),
+        (make_run(*STEADY, transport=""), "transport = sm", Outcome.NOT_TESTED),
+        (make_run(*STEADY), "stragglers = none", Outcome.NOT_TESTED),
+    ],
+)
+def test_only_what_is_shown_is_met(run: Run, text: str, outcome: Outcome) -> None:
+    """Call an expectation met only if the whole interval of a row that exists lies on its side."""
+    [answer] = judge(run, [parse_expectation(text)])
+    assert outcome is answer.outcome
+
+
+def test_the_worst_row_counts() -> None:
+    """Prefer not met to not tested, not tested to not shown, and not shown to met."""
+    assert Outcome.NOT_MET is worst(Outcome)
+    assert Outcome.NOT_TESTED is worst([Outcome.MET, Outcome.NOT_SHOWN, Outcome.NOT_TESTED])
+    assert Outcome.NOT_SHOWN is worst([Outcome.MET, Outcome.NOT_SHOWN])
+    assert Outcome.NOT_TESTED is worst([])
+
+
+@pytest.mark.parametrize(("link", "outcome"), [("", Outcome.MET), ("1gbit", Outcome.MET), ("4gbit", Outcome.NOT_MET)])
+def test_a_link_at_a_quarter_of_its_stated_rate_fails(link: str, outcome: Outcome) -> None:
+    """Take the rate that the run states, or that of the option."""
+    run = load_run(RESULTS / "links_1gbit_xeon2core_20261121")
+    [answer] = judge(run, [parse_expectation("bandwidth@16M[backend=mpi]: busbw >= 0.85*link")], link)
+    assert outcome is answer.outcome
+
+
+def test_a_named_straggler_fails() -> None:
+    """Find the slow host of the kept matrix."""
+    [answer] = judge(
+        load_run(RESULTS / "matrix_slow_host_xeon2core_20261121"), [parse_expectation("stragglers = none")]
+    )
+    assert Outcome.NOT_MET is answer.outcome
+    assert "host3" in str(answer.findings[0].value)
+
+
+def test_training_is_held_against_its_rows() -> None:
+    """Judge steps and speedups; the row that speedups are relative to has none of its own."""
+    run = load_run(RESULTS / "train_resnet18_batch1_1gbit_xeon2core_20261121")
+    texts = ["train[hook=fp16]: speedup >= 1.3", "train[hook=none,bucket_cap_mb=default]: step <= 1s", "speedup > 100"]
+    answers = judge(run, [parse_expectation(text) for text in texts])
+    assert [Outcome.MET, Outcome.MET, Outcome.NOT_MET] == [answer.outcome for answer in answers]
+    assert all(finding.low is not None for finding in answers[2].findings)
+
+
+def test_a_link_without_a_rate_is_bad_input() -> None:
+    """Refuse to judge by a rate that nobody states."""
+    expectation = parse_expectation("all_reduce@1M: busbw >= 0.8*link")
+    with pytest.raises(InputError, match=r"The link's rate is unknown for mpi all_reduce 1 MiB: .*give --link 200gbit"):
+        judge(make_run(*STEADY), [expectation])
+    with pytest.raises(InputError, match="--link fast is not understood"):
+        judge(make_run(*STEADY), [expectation], "fast")
+
+
+def test_every_metric_is_a_column() -> None:
+    """Name for each metric columns that rows have."""
+    row, training_row = make_run(*STEADY).rows[0], load_run(RESULTS / "train_quick_xeon2core_20261121").training_rows[0]
+    for metric in METRICS.values():
+        for name in filter(None, (metric.value, metric.low, metric.high)):
+            columns = {each.name for each in dataclasses.fields(training_row if metric.of_training else row)}
+            assert name in columns

@@ -1,0 +1,104 @@
+"""Tests of ``commbench check``: exit codes, the table, JSON, files of expectations, bad input, and measuring."""
+
+import json
+import shutil
+
+import pytest
+from commands import Command
+from kept import RESULTS
+
+LINKS = RESULTS / "links_1gbit_xeon2core_20261121"
+ROOT = RESULTS.parent
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("bandwidth@16M:busbw>=0.8*link", 0),
+        ("bandwidth@16M:busbw>=0.99*link", 5),
+        ("bandwidth@16M[backend=gloo]:busbw>=0.115GB/s", 3),
+        ("bandwidth@8:busbw>=0.1GB/s", 3),
+    ],
+)
+def test_the_exit_code_is_the_outcome(commbench: Command, text: str, code: int) -> None:
+    """Exit with 0 if met, 5 if not met, 3 if not shown or not tested."""
+    before = commbench.files()
+    done = commbench(f"check {LINKS} --expect {text}")
+    assert (code, "") == (done.code, done.err)
+    assert before == commbench.files()
+
+
+def test_the_table_counts_and_gives_reasons(commbench: Command) -> None:
+    """Name the rows that are not met, the reason for one that is not tested, and the counts last."""
+    out = commbench(f"check {LINKS} --expect bandwidth@16M:busbw>=0.99*link --expect bandwidth@8:time<=1s").out
+    assert "bandwidth 8 B: not tested. The run has no such row." in out
+    assert "Link: 1gbit (emulated)." in out
+    assert "2 expectations: 1 not tested, 1 not met." == out.splitlines()[-1]
+
+
+def test_many_rows_that_are_met_are_one_line(commbench: Command) -> None:
+    """Count the rows of an expectation that covers a whole bench."""
+    out = commbench(f"check {RESULTS / 'bench_xeon2core_20261121'} --expect wrong=0").out
+    assert "60 rows" in out
+    assert "all_gather" not in out
+
+
+def test_json_is_one_document(commbench: Command) -> None:
+    """Print value, interval, bound and outcome of each row."""
+    done = commbench(f"check {LINKS} --expect bandwidth@16M[backend=mpi]:busbw>=0.8*link --json")
+    document = json.loads(done.out)
+    assert (0, "met", 0) == (done.code, document["outcome"], document["exit_code"])
+    [expectation] = document["expectations"]
+    [row] = expectation["rows"]
+    assert ("GB/s", "met", "mpi bandwidth 16 MiB") == (expectation["unit"], row["outcome"], row["case"])
+    low, high = row["ci"]
+    assert row["bound"] < low < row["value"] < high
+
+
+@pytest.mark.parametrize("name", ["accept_node", "accept_cluster"])
+def test_files_of_expectations_are_understood(commbench: Command, name: str) -> None:
+    """Read the files of benchmarks/, with their comments."""
+    done = commbench(f"check {LINKS} --expect {ROOT}/benchmarks/{name}.expect")
+    assert done.code in {0, 3, 5}
+    assert "wrong = 0" in done.out
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (f"check {LINKS}", "There is nothing to check; give --expect"),
+        (f"check {LINKS} --expect nothing.expect", "is no expectation, and no file that can be read (No such file"),
+        (f"check {LINKS} --expect wrong=0 -n 2", "is judged as it is: leave out the options of measuring"),
+        ("check nowhere --expect wrong=0", "nowhere"),
+        ("check --expect wrong=0", "No expectation names an operation to measure"),
+        ("check --expect train:step<=1s", "check measures no training; run commbench train, then check its run."),
+    ],
+)
+def test_bad_input_is_one_sentence(commbench: Command, line: str, sentence: str) -> None:
+    """End with code 2 and write nothing."""
+    before = commbench.files()
+    done = commbench(line)
+    assert (2, "") == (done.code, done.out)
+    assert sentence in done.err
+    assert before == commbench.files()
+
+
+def test_a_dry_run_lists_the_cases(commbench: Command) -> None:
+    """Plan just the cases of the expectations."""
+    out = commbench("check --expect latency@8,1K[backend=fake]:time<=3us --dry-run -n 2 --oversubscribe").out
+    assert ["fake latency 8 B float32", "fake latency 1 KiB float32"] == out.splitlines()[:2]
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("forks")
+def test_it_measures_and_judges(commbench: Command) -> None:
+    """Measure two ranks over MPI; shared memory meets the transport, and no result is wrong."""
+    pytest.importorskip("mpi4py")
+    if not shutil.which("mpirun"):
+        pytest.skip("needs mpirun")
+    texts = ("latency@8[backend=mpi]:transport=sm", "latency@8[backend=mpi]:time<=1s", "wrong=0")
+    words = " ".join(f"--expect {text}" for text in texts)
+    done = commbench(f"check {words} -n 2 --oversubscribe --budget quick --out run --json")
+    document = json.loads(done.out)
+    assert (0, "met") == (done.code, document["outcome"]), done.err
+    assert (commbench.home / "run" / "collectives.csv").exists()
