@@ -9,7 +9,6 @@ host wait for all queued work, so the condition stays a tensor and `put` depends
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -207,7 +206,7 @@ class FeedbackHook(Hook):
             self._shapes[name] = tuple(parameter.shape)
             if parameter.requires_grad:
                 self._device = parameter.device
-        self.check_size(sum(math.prod(shape) for shape in self._shapes.values()))
+        self.check_size(sum(p.numel() for p in ddp_model.module.parameters() if p.requires_grad))
         self._check_loaded(self.memory.state())
         self._scaler = scaler
         self.memory.held_back = scaler is not None

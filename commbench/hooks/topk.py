@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError, check_choice
-from commbench.hooks import selectors
+from commbench.hooks import chunks, selectors
 from commbench.hooks.base import Finish, Stopwatch
 from commbench.hooks.chunks import ChunkChannel
 from commbench.hooks.feedback import Slot, is_finite, on_host, put
@@ -60,6 +60,7 @@ class TopK(OrderedHook):
         density: k/n.
         selection: ``fast`` is the compiled selection, on NVIDIA's GPUs by cupy; with ``exact``, or on a GPU without
             cupy, torch.topk selects. All send exactly the k largest elements; they differ in the choice among ties.
+            With ``exchange=aligned``, ``fast`` is compiled for the host, and torch works with chunks on GPUs.
         values: the type in which values are sent; the rounding error of float16 stays in the residual.
         scope: the elements among which k are selected. With ``bucket`` the result depends on the bucket size.
         dense_below: tensors of fewer elements are sent whole.
@@ -153,13 +154,16 @@ class TopK(OrderedHook):
     def attach(self, ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> None:
         """See `OrderedHook.attach`; also compile the selection, so that no step waits for it."""
         super().attach(ddp_model, scaler)
-        if self._fast and not self.is_ordered:
+        if self._fast and self.is_ordered:
+            chunks.prepare(self._device)
+        elif self._fast:
             self.prepare(self._device)
 
     @staticmethod
     def prepare(device: torch.device) -> None:
-        """Compile the selection, see `selectors.prepare`."""
+        """Compile the work of both exchanges, see `selectors.prepare` and `chunks.prepare`."""
         selectors.prepare(device)
+        chunks.prepare(device)
 
     def exchange(
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
@@ -184,17 +188,17 @@ class TopK(OrderedHook):
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
         """Compute norms and begin to sum them on the autograd thread; choose chunks and sum them in an ordered job."""
-        if layout not in self._chunks:
-            chunks = ChunkLayout.of(layout.numel, density=self.current_density, chunk=self._chunk)
-            self._chunks[layout] = ChunkChannel(chunks, buffer)
-        channel = self._chunks[layout]
-        channel.take(buffer, slot.old.get("residual"))
+        channel, residual = self._chunks_of(layout, buffer), slot.old.get("residual")
+        channel.measure(buffer, residual)
         watch.encoded()
         watch.started()
 
         def sum_values(wait: Callable[[], object]) -> torch.Tensor | Ending:
             wait()
-            return self.last(*channel.sum_values(self._private, self.divisor, slot.new, watch))
+            work, values = channel.sum_values(
+                self._private, buffer, residual, divisor=self.divisor, memory=slot.new, watch=watch
+            )
+            return self.last(work, values)
 
         return self.submit_opened(channel.sum_norms, sum_values), lambda _: channel.spread(buffer)
 
@@ -295,6 +299,12 @@ class TopK(OrderedHook):
             sent=torch.zeros(payload.nbytes, dtype=torch.uint8, device=buffer.device),
             gathered=torch.zeros((ranks, payload.nbytes), dtype=torch.uint8, device=buffer.device),
         )
+
+    def _chunks_of(self, layout: Layout, buffer: torch.Tensor) -> ChunkChannel:
+        if layout not in self._chunks:
+            chunk_layout = ChunkLayout.of(layout.numel, density=self.current_density, chunk=self._chunk)
+            self._chunks[layout] = ChunkChannel(chunk_layout, buffer, fast=self._fast)
+        return self._chunks[layout]
 
     def _selector(self, part: PayloadPart, buffer: torch.Tensor) -> Selector:
         """Return the selector for a part; parts of one size share a selector, because they are encoded in turn."""

@@ -155,7 +155,7 @@ class Director(BaseDirector):
         original: TrainingCase,
         facts: LiveFacts,
     ) -> None:
-        settings = settings_of(original, ddp_model.module, options, has_own_hook=facts["own_hook"])
+        settings = settings_of(original, ddp_model.module, options, has_own_hook=facts["own_hook"], show=say)
         super().__init__(ddp_model, options, settings, facts)
         self._experiment = Experiment(
             settings,

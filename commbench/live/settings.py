@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import nn
 
 from commbench.analysis.prediction.bucketing import candidate_caps, unique_layouts
 from commbench.ddp.plan.cases import SWEEP, TrainingCase
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
-from commbench.hooks.registry import parse_hook
+from commbench.errors import InputError
+from commbench.hooks.registry import NONE, is_file_hook, make_hook, parse_hook, split_options
 from commbench.live.options import LiveOptions
 
 #: Bucket sizes that are tried without a hook, and with each hook that is allowed besides.
@@ -18,21 +19,47 @@ CAPS, CAPS_WITH_HOOK = 7, 4
 
 
 def settings_of(
-    original: TrainingCase, model: nn.Module, options: LiveOptions, *, has_own_hook: bool
+    original: TrainingCase,
+    model: nn.Module,
+    options: LiveOptions,
+    *,
+    has_own_hook: bool,
+    show: Callable[[str], object],
 ) -> list[TrainingCase]:
     """Return the settings to try, the script's own first; no two differ only in a size that makes the same buckets.
 
     A script with a communication hook of its own keeps it: then no other hook is tried. Nor is one tried with a
-    GradScaler, whose scale a hook would have to know.
+    GradScaler, whose scale a hook would have to know. ``show`` gets a sentence on each hook that cannot serve the
+    model.
     """
     facts = _facts_of(model)
     plain = [_with_cap(original, cap) for cap in _caps(original, options, facts, CAPS)]
     plain.append(dataclasses.replace(original, bucket_view=not original.bucket_view))
     keeps_hook = has_own_hook or original.precision == "amp-fp16"
-    hooks = [] if keeps_hook else [parse_hook(hook) for hook in options.allow if hook != "none"]
+    elements = sum(parameter.numel for parameter in facts.parameters)
+    allowed = [] if keeps_hook else [hook for hook in options.allow if hook != NONE]
+    hooks = [parse_hook(hook) for hook in allowed if _fits(hook, elements, show)]
     caps = _caps(original, options, facts, CAPS_WITH_HOOK)
     compressed = [dataclasses.replace(_with_cap(original, cap), **hook) for hook in hooks for cap in caps]
     return list(dict.fromkeys([original, *plain, *compressed]))
+
+
+def _fits(name: str, elements: int, show: Callable[[str], object]) -> bool:
+    """Return whether a hook can serve a model of that number of elements; show why not.
+
+    A hook of a user's own file is not asked.
+    """
+    if is_file_hook(name):
+        return True
+    fields = parse_hook(name)
+    try:
+        hook = make_hook(fields["hook"], density=fields["density"], options=split_options(fields["hook_options"]))
+        assert hook is not None  # noqa: S101 - `none` is no setting of its own
+        hook.check_size(elements)
+    except InputError as error:
+        show(f"{name} is not tried: {error}")
+        return False
+    return True
 
 
 def _caps(original: TrainingCase, options: LiveOptions, facts: WorkloadFacts, most: int) -> Sequence[str]:

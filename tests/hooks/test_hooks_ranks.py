@@ -23,6 +23,7 @@ LOSSY = (
     "int8",
     "int8 one block",
     "topk aligned",
+    "topk aligned exact",
 )
 #: Hooks with a memory.
 MEMORIES = cases(["topk", "powersgd", "int8", "topk aligned"], ["topk parameter fp16", "topk momentum", "randomk"])
@@ -95,9 +96,9 @@ def test_every_step_is_right_on_two_ranks(trained: Any, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "check"), [(2, "train:200"), (3, "train:50"), (4, "train:200")])
+@pytest.mark.parametrize(("ranks", "check"), [(2, "train:200"), (3, "train:200"), (4, "train:200")])
 def test_every_step_is_right_for_long(start: Start, ranks: int, check: str) -> None:
-    """Average correctly over many steps on two and four ranks."""
+    """Average correctly over many steps on two, three and four ranks."""
     results = found_by(start(ranks, "hooks_check.py", check))["train"]
     for name in DENSE + LOSSY:
         check_training(results[name])
@@ -117,6 +118,14 @@ def test_a_corrupted_shard_is_found(trained: Any) -> None:
 def test_a_dropped_residual_is_found(trained: Any) -> None:
     """Detect that the rounding errors of sums were not kept."""
     assert trained["forgetful int8"]["wrong"]
+
+
+@pytest.mark.parametrize("fault", ["other chunks", "wrong value", "dropped residual"])
+def test_a_fault_in_aligned_chunks_is_found(trained: Any, fault: str) -> None:
+    """Detect a rank that sends other chunks, a wrong value that all ranks receive, and a residual that is lost."""
+    assert 7 in trained[fault]["wrong"]
+    assert [] == [step for step in trained[fault]["wrong"] if step < 7]
+    assert trained[fault]["agree"] == (fault != "other chunks")
 
 
 def test_only_lossy_hooks_have_a_residual(trained: Any) -> None:

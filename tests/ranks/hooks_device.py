@@ -11,7 +11,7 @@ import torch
 from gloo import run_checks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from commbench.hooks import Int8, PowerSGD, TopK, feedback, int8, powersgd, quantisers, randomk, selectors, topk
+from commbench.hooks import Int8, PowerSGD, TopK, chunks, feedback, int8, powersgd, quantisers, randomk, selectors, topk
 from commbench.hooks.base import Hook
 from commbench.hooks.chunks import ChunkChannel
 
@@ -66,6 +66,7 @@ def use_device_path() -> None:
     for module in (feedback, powersgd, randomk, topk):
         module.on_host = lambda _: False
     TopK.prepare = Int8.prepare = staticmethod(lambda _: None)
+    chunks.make_chunker = lambda layout, device, **_: chunks.TorchChunker(layout, device)
     int8.make_quantiser = lambda layout, _: quantisers.TorchQuantiser(layout)
     jobs = ((PowerSGD, "_refine"), (PowerSGD, "_send_all"), (Int8, "_reduce"), (ChunkChannel, "sum_values"))
     for owner, name in ((Hook, "run"), (Hook, "_finished"), *jobs):

@@ -72,7 +72,37 @@ class ForgetfulInt8(Int8):
         return super()._reduce(channel, None, *arguments)
 
 
+class FaultyChunks(TopK):
+    """Aligned top-k whose local work is followed, or preceded, by a fault in one step."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(density=0.05, exchange="aligned", chunk=16)
+        self._fault = fault
+
+    def _chunks_of(self, layout: Any, buffer: torch.Tensor) -> Any:
+        is_new = layout not in self._chunks
+        channel = super()._chunks_of(layout, buffer)
+        take = channel._chunker.take
+
+        def take_wrongly(gradient: Any, residual: Any, norms: Any, values: Any, **others: Any) -> None:
+            is_planted = self.step == PLANTED
+            if is_planted and self._fault == "other chunks" and dist.get_rank() == 1:
+                norms.copy_(norms.max() - norms)
+            take(gradient, residual, norms, values, **others)
+            if is_planted and self._fault == "wrong value":
+                values[0, 0] += 1.0
+            if is_planted and self._fault == "dropped residual":
+                others["memory"]["residual"].zero_()
+
+        if is_new:
+            channel._chunker.take = take_wrongly
+        return channel
+
+
 HOOKS: dict[str, Any] = {
+    "other chunks": lambda: FaultyChunks("other chunks"),
+    "wrong value": lambda: FaultyChunks("wrong value"),
+    "dropped residual": lambda: FaultyChunks("dropped residual"),
     "corrupt": lambda: Guard(corrupt),
     "corrupt int8": lambda: CorruptInt8(block=64),
     "forgetful int8": lambda: ForgetfulInt8(block=64),
@@ -88,10 +118,15 @@ HOOKS: dict[str, Any] = {
     "int8": lambda: Int8(block=64),
     "int8 one block": lambda: Int8(block=10**6),
     "topk aligned": lambda: TopK(density=0.05, exchange="aligned", chunk=16),
+    "topk aligned exact": lambda: TopK(density=0.05, exchange="aligned", chunk=16, selection="exact"),
 }
 #: Enough for these: one is to be caught early, the others differ from another in little.
 AT_MOST = dict.fromkeys(
-    ("corrupt", "corrupt int8", "forgetful int8", "topk exact", "topk dense_below", "int8 one block"), 10
+    (
+        *("corrupt", "corrupt int8", "forgetful int8", "other chunks", "wrong value", "dropped residual"),
+        *("topk exact", "topk dense_below", "int8 one block", "topk aligned exact"),
+    ),
+    10,
 )
 #: Relative to the largest element; what a type of two bytes rounds.
 TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2}

@@ -1,4 +1,4 @@
-"""The compiled loops of top-k selection: exact, in two passes over the gradient, without sorting or sampling.
+"""The compiled loops of top-k: selection of elements, exact, in two passes, without sorting or sampling; and chunks.
 
 The elements are divided into blocks of up to 32. The k-th largest of the blocks' maxima is the threshold. At least k
 elements reach it, one in each of k blocks, and fewer than k blocks hold an element above it. So the elements above the
@@ -84,8 +84,13 @@ def make_scratch(n: int, k: int) -> Scratch:
         maxima=np.empty(matrices * COLUMNS + left, dtype=np.int32),
         positions=np.empty(above, dtype=np.int32),
         magnitudes=np.empty(above, dtype=np.int32),
-        histogram=np.empty((1 << DIGITS[0][1], COPIES), dtype=np.int32),
+        histogram=make_histogram(),
     )
+
+
+def make_histogram() -> Words:
+    """Return memory for counting digits."""
+    return np.empty((1 << DIGITS[0][1], COPIES), dtype=np.int32)
 
 
 # ------------------------------------------------------------------- vector instructions, which numba cannot express
@@ -428,3 +433,113 @@ def add_halves(indices: Words, values: Halves, into: Floats) -> None:
     """Do as ``add_singles`` for float16 values."""
     for slot in range(indices.shape[0]):
         into[indices[slot]] += _single(values[slot])
+
+
+# -------------------------------------------------------------------------------------------------------- chunks
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _sum_squares(values: Floats) -> np.float32:
+    """Return the sum of squares; the order of the additions is free, so that they are vectorised."""
+    total = np.float32(0)
+    for i in range(values.shape[0]):
+        total += values[i] * values[i]
+    return total
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _sum_squares_of_sums(gradient: Floats, residual: Floats) -> np.float32:
+    """Return the sum of squares of gradient + residual, as `_sum_squares`."""
+    total = np.float32(0)
+    for i in range(gradient.shape[0]):
+        element = gradient[i] + residual[i]
+        total += element * element
+    return total
+
+
+@njit(nogil=True, cache=True)
+def measure_chunks(gradient: Floats, residual: Floats | None, chunk: int, norms: Floats) -> None:
+    """Write the norm of each chunk of gradient + residual; the last chunk may be shorter than ``chunk``."""
+    n = gradient.shape[0]
+    for number in range(norms.shape[0]):
+        start, end = number * chunk, min(number * chunk + chunk, n)
+        if residual is None:
+            norms[number] = np.sqrt(_sum_squares(gradient[start:end]))
+        else:
+            norms[number] = np.sqrt(_sum_squares_of_sums(gradient[start:end], residual[start:end]))
+
+
+@njit(nogil=True, cache=True)
+def choose_chunks(norms: Floats, histogram: Words, chosen: Words) -> bool:
+    """Fill ``chosen`` with the numbers of the chunks with the largest norms, ascending; of equal norms the first.
+
+    Returns whether all norms are finite; if not, the first chunks are chosen.
+    """
+    words, kept = norms.view(np.int32), chosen.shape[0]
+    for number in range(words.shape[0]):
+        if (words[number] & MAGNITUDE) >= INFINITY:
+            chosen[:] = np.arange(kept)
+            return False
+    level, _ = _find_kth(words, kept, histogram)
+    larger = 0
+    for number in range(words.shape[0]):
+        larger += words[number] > level
+    slot, equal = 0, kept - larger
+    for number in range(words.shape[0]):
+        if words[number] > level or (words[number] == level and equal > 0):
+            equal -= words[number] == level
+            chosen[slot] = number
+            slot += 1
+    return True
+
+
+@njit(nogil=True, cache=True)
+def take_chunks(  # noqa: PLR0917 - as `select`
+    gradient: Floats, residual: Floats | None, rest: Floats | None, chosen: Words, divisor: float, values: Floats
+) -> None:
+    """Write the chosen chunks of gradient + residual, divided by ``divisor``, to ``values``; the others to ``rest``.
+
+    Args:
+        gradient: shape (n,).
+        residual: shape (n,); None stands for zeros.
+        rest: shape (n,), zero in the chosen chunks; ``residual`` itself or disjoint from it. None if ``residual`` is.
+        chosen: numbers of chunks, ascending.
+        divisor: of the values.
+        values: shape (chosen, chunk); elements beyond the gradient become zero.
+    """
+    n, chunk, begin = gradient.shape[0], values.shape[1], 0
+    for slot in range(chosen.shape[0]):
+        start = np.int64(chosen[slot]) * chunk
+        end = min(start + chunk, n)
+        if residual is not None and rest is not None:
+            _sum(gradient[begin:start], residual[begin:start], rest[begin:start])
+        begin = end
+        for i in range(start, end):
+            total = gradient[i] if residual is None else gradient[i] + residual[i]
+            values[slot, i - start] = total / np.float32(divisor)
+        values[slot, end - start :] = 0
+        if rest is not None:
+            rest[start:end] = 0
+    if residual is not None and rest is not None:
+        _sum(gradient[begin:], residual[begin:], rest[begin:])
+
+
+@njit(nogil=True, cache=True)
+def clear_chunks(chosen: Words, chunk: int, into: Floats) -> None:
+    """Zero the chosen chunks."""
+    for slot in range(chosen.shape[0]):
+        start = np.int64(chosen[slot]) * chunk
+        into[start : start + chunk] = 0
+
+
+@njit(nogil=True, cache=True)
+def spread_chunks(values: Floats, chosen: Words, into: Floats) -> None:
+    """Write the values of the chosen chunks, whose numbers ascend, to ``into``, and zeros elsewhere."""
+    chunk, begin = values.shape[1], 0
+    for slot in range(chosen.shape[0]):
+        start = np.int64(chosen[slot]) * chunk
+        end = min(start + chunk, into.shape[0])
+        into[begin:start] = 0
+        into[start:end] = values[slot, : end - start]
+        begin = end
+    into[begin:] = 0
