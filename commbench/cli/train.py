@@ -81,6 +81,14 @@ BucketView = Annotated[
     str, typer.Option("--bucket-view", metavar="WHICH", help="gradient_as_bucket_view: off, on or both.")
 ]
 StaticGraph = Annotated[str, typer.Option("--static-graph", metavar="WHICH", help="static_graph: off, on or both.")]
+UnusedParameters = Annotated[
+    str,
+    typer.Option(
+        "--unused-parameters",
+        metavar="WHICH",
+        help="find_unused_parameters: off, on or both; on by itself for a model whose loss leaves parameters out.",
+    ),
+]
 Batches = Annotated[
     str | None,
     typer.Option("--batch", metavar="NUMBERS", help="Samples per rank, comma-separated; by default the workload's."),
@@ -169,6 +177,7 @@ def train(
     accumulation: Accumulations = "1",
     bucket_view: BucketView = "off",
     static_graph: StaticGraph = "off",
+    unused_parameters: UnusedParameters = "off",
     batch: Batches = None,
     world_size: WorldSizes = None,
     env: Env = None,
@@ -198,6 +207,7 @@ def train(
         accumulations=parse_numbers("--accumulation", accumulation) or (),
         bucket_views=_switch("--bucket-view", bucket_view),
         static_graphs=_switch("--static-graph", static_graph),
+        unused_parameters=_switch("--unused-parameters", unused_parameters),
         batches=parse_numbers("--batch", batch) or (),
         world_sizes=parse_numbers("--world-size", world_size) or (),
         env=env or (),
@@ -296,6 +306,8 @@ def plan_training(
     """
     batch = sweep.batches[0] if sweep.batches else None
     facts = probe_workload(sweep.workload, batch, sweep.hooks, backend=sweep.backend)
+    if facts.unused:  # DDP fails without the search
+        sweep = dataclasses.replace(sweep, unused_parameters=(True,))
     return TrainingPlan(
         sweep=sweep,
         facts=facts,

@@ -37,7 +37,7 @@ from commbench.cli.train import (
     training_ranks,
     write_recommendation,
 )
-from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.ddp.plan.workload import WorkloadFacts, check_all_used
 from commbench.errors import InputError
 from commbench.hooks.registry import find_file_hooks
 from commbench.launch.probe import probe_hooks, probe_workload
@@ -159,9 +159,11 @@ def tune(
     def plan(place: Place) -> Task:
         _check_ranks(place)
         trains_over, left_out = backend_at(place, requested, workload)
+        facts = known_facts(settings, workload, batch) or probe_workload(workload, batch, hooks, backend=trains_over)
+        check_all_used(facts.unused)
         tuning = TuningPlan(
             workload=workload,
-            facts=known_facts(settings, workload, batch) or probe_workload(workload, batch, hooks, backend=trains_over),
+            facts=facts,
             ranks=place.ranks,
             seed=draw_seed(settings.seed_or_resumed()),
             budget=tuning_budget,

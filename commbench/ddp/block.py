@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commbench.ddp.devices import Device
 from commbench.ddp.local_step import default_optimizer
 from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.layout import caps_bytes, first_layout
 from commbench.ddp.plan.workload import Workload
 from commbench.ddp.step_times import StepLog, StepMarks
 from commbench.engine.energy import EnergyMeter, Readings
@@ -43,6 +44,8 @@ WATCHED_STEPS = 3
 #: Evaluations of a workload's metric in a block.
 EVALUATIONS = 15
 MIB = 2**20
+#: Bytes by which DDP tells other ranks whether a parameter was used.
+_USE_BYTES = 4
 
 _AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
@@ -250,13 +253,15 @@ class Training:
             watched=watched,
             sent_bytes=sent_bytes,
             expected_bytes=self._expected_bytes(),
-            bucket_bytes=_integers(self._logged("bucket_sizes")),
+            bucket_bytes=_integers(
+                self._logged("bucket_sizes" if case.keeps_first_buckets else "rebuilt_bucket_sizes")
+            ),
             bucket_tensors=[len(indices) for indices in self._bucket_parameters()],
             digest=digest,
             skipped=skipped,
             grad_rel_error=error,
             peak_memory_bytes=peak if context.is_alone else None,
-            parameters=sum(p.numel() for p in self.inner.parameters() if p.requires_grad),
+            parameters=sum(p.numel() for p in self._trained()),
             early_steps=early_steps,
             energy_J=energy if context.meter else None,
             metered_s=metered_s,
@@ -345,33 +350,39 @@ class Training:
     def _expected_bytes(self) -> float | None:
         """Return the bytes that a rank sends in a step by theory: the hook's, and its share of broadcasting buffers.
 
-        None without DDP, before DDP has rebuilt its buckets, and for a user's own hook.
+        A search for unused parameters adds an all-reduce of an integer for each parameter. None without DDP, before DDP
+        has rebuilt its buckets, and for a user's own hook.
         """
         contents = self._bucket_parameters()
         if not contents or find_hook(self.case.hook).is_from_file:
             return None
         ranks = self.context.group.size()
         hook = self.hook if not self.case.is_plain else None
-        trained = [p for p in self.inner.parameters() if p.requires_grad]
+        trained = self._trained()
         step_bytes = 0.0
         for indices in contents:
             shapes = [tuple(trained[i].shape) for i in indices]
             elements = sum(trained[i].numel() for i in indices)
             dense = ring_bytes(FLOAT32_BYTES * elements, ranks)
             step_bytes += hook.wire_bytes(elements, ranks, shapes=shapes) if hook else dense
+        if self.case.keeps_first_buckets:
+            step_bytes += ring_bytes(_USE_BYTES * len(trained), ranks)
         buffers = sum(b.numel() * b.element_size() for b in self.inner.buffers())
         return float(step_bytes + buffers * (ranks - 1) / ranks)
 
     def _bucket_parameters(self) -> list[list[int]]:
         """Return the indices of each bucket's parameters among the trainable ones."""
-        logged = self._logged("per_bucket_param_indices")
+        if self.case.keeps_first_buckets:  # DDP logs the indices of rebuilt buckets only
+            sizes = zip(*((p.numel(), p.element_size(), p.dtype) for p in self._trained()), strict=True)
+            return [list(bucket) for bucket in first_layout(*sizes, caps_bytes(self.case.bucket_cap_mb))]
+        logged = self._logged("rebuilt_per_bucket_param_indices")
         return [_integers(bucket.replace(" ", ",")) for bucket in logged.split(", ")] if logged else []
 
     def _logged(self, name: str) -> str:
-        """Return DDP's log entry about its rebuilt buckets, in the order of sending; empty without DDP."""
+        """Return DDP's log entry about its buckets, in the order of sending; empty without DDP."""
         if not self.case.uses_ddp:
             return ""
-        return str(self.model._get_ddp_logging_data().get(f"rebuilt_{name}", ""))  # noqa: SLF001 - the only way
+        return str(self.model._get_ddp_logging_data().get(name, ""))  # noqa: SLF001 - the only way
 
     def _watch(self) -> list[list[BucketTimes]]:
         """Return the bucket times of more steps with the pass-through hook, which DDP accepts at any time."""
@@ -399,8 +410,12 @@ class Training:
         self.buckets.clear()
         return error if np.isfinite(error) else None
 
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [p for p in self.inner.parameters() if p.requires_grad]
+
     def _flat_gradient(self) -> torch.Tensor:
-        gradients = [p.grad for p in self.inner.parameters() if p.grad is not None]
+        """Return all gradients as one vector of the same length on every rank: zeros for unused parameters."""
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained()]
         return torch.cat([gradient.detach().reshape(-1).float() for gradient in gradients])
 
 
@@ -431,6 +446,7 @@ def _wrap(model: torch.nn.Module, case: TrainingCase, context: BlockContext) -> 
         process_group=context.group,
         gradient_as_bucket_view=case.bucket_view,
         static_graph=case.static_graph,
+        find_unused_parameters=case.unused_parameters,
         **options,
     )
 

@@ -13,12 +13,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from commbench.ddp.local_step import default_optimizer, trainable
-from commbench.ddp.plan.workload import Workload
+from commbench.ddp.plan.workload import Workload, named
 from commbench.errors import InputError
 from commbench.system.user_files import failure
-
-#: The largest number of names in a message.
-NAMED = 3
 
 
 def check_workload(workload: Workload) -> None:
@@ -120,11 +117,11 @@ def checked_step(
     loss: Callable[[nn.Module, Any], Tensor],
     batch: Any,  # noqa: ANN401 - a batch has any type that the loss accepts
     optimizer: Optimizer,
-) -> None:
-    """Make one local training step and check that DDP can make it.
+) -> list[str]:
+    """Make one local training step, check that DDP can make it, and return the names of unused parameters.
 
     Raises:
-        InputError: the step fails, the loss is not a scalar with gradients, or a gradient is absent or sparse.
+        InputError: the step fails, the loss is not a scalar with gradients, or a gradient is sparse.
     """
     optimizer.zero_grad(set_to_none=True)
     with naming_errors("The loss of the first batch"):
@@ -133,15 +130,12 @@ def checked_step(
     with naming_errors("The first backward pass"):
         value.backward()
     parameters = trainable(model)
-    if unused := [name for name, parameter in parameters.items() if parameter.grad is None]:
-        raise InputError(
-            f"{named(unused)} got no gradient in a backward pass, and DDP would wait for it forever: use all in the"
-            " loss, or set requires_grad to False."
-        )
-    if sparse := [name for name, parameter in parameters.items() if parameter.grad.is_sparse]:
+    unused = [name for name, parameter in parameters.items() if parameter.grad is None]
+    if sparse := [name for name, p in parameters.items() if p.grad is not None and p.grad.is_sparse]:
         raise InputError(f"{named(sparse)} got a sparse gradient, which commbench does not exchange: make it dense.")
     with naming_errors("The first step of the optimizer"):
         optimizer.step()
+    return unused
 
 
 @contextlib.contextmanager
@@ -167,13 +161,6 @@ def _check_loss(value: Any) -> None:  # noqa: ANN401 - a user's loss may return 
             "The workload's loss does not depend on the model by a way that has gradients: compute it from model(...),"
             " without detach() or no_grad()."
         )
-
-
-def named(names: Sequence[str]) -> str:
-    """Return 'The parameter a' or 'The parameters a, b, c and 4 more'."""
-    listed = ", ".join(names[:NAMED])
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"The parameter{'s' if len(names) > 1 else ''} {listed}{more}"
 
 
 def check_evaluation(workload: Workload) -> None:

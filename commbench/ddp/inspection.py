@@ -57,6 +57,7 @@ def _local_steps(workload: Workload, device: Device) -> list[LocalStep]:
 def _facts(workload: Workload, step: LocalStep) -> WorkloadFacts:
     parameters = trainable(workload.model)
     indices = {name: index for index, name in enumerate(parameters)}
+    unused = tuple(name for name in parameters if name not in step.ready_ms)
     return WorkloadFacts(
         parameters=tuple(
             ParameterFacts(
@@ -64,12 +65,12 @@ def _facts(workload: Workload, step: LocalStep) -> WorkloadFacts:
                 numel=parameter.numel(),
                 itemsize=parameter.element_size(),
                 dtype=str(parameter.dtype).removeprefix("torch."),
-                ready_ms=step.ready_ms[name],
+                ready_ms=step.ready_ms.get(name, 0.0),
                 shape=tuple(parameter.shape),
             )
             for name, parameter in parameters.items()
         ),
-        ready_order=tuple(indices[name] for name in step.ready_ms),
+        ready_order=tuple(indices[name] for name in (*unused, *step.ready_ms)),
         buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in workload.model.buffers()),
         batch_size=workload.batch_size,
         forward_ms=step.forward_ms,
@@ -78,5 +79,6 @@ def _facts(workload: Workload, step: LocalStep) -> WorkloadFacts:
         metric=workload.metric,
         target=workload.target,
         steps=workload.steps,
+        unused=unused,
         takes_lists=takes_lists(),
     )

@@ -115,8 +115,12 @@ def moved_by(move: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - a
 
 
 def median_step(steps: Sequence[LocalStep]) -> LocalStep:
-    """Return the median of every time; gradients are in the order of their medians, ties as in the first step."""
-    medians = {name: _median(step.ready_ms[name] for step in steps) for name in steps[0].ready_ms}
+    """Return the median of every time; gradients are in the order of their medians, ties as in the first step.
+
+    Gradients that a step lacks are left out.
+    """
+    common = [name for name in steps[0].ready_ms if all(name in step.ready_ms for step in steps)]
+    medians = {name: _median(step.ready_ms[name] for step in steps) for name in common}
     return LocalStep(
         forward_ms=_median(step.forward_ms for step in steps),
         backward_ms=_median(step.backward_ms for step in steps),

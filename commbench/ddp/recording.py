@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from commbench.ddp.checks import check_parameters, checked_step, endless, first_batch, named
+from commbench.ddp.checks import check_parameters, checked_step, endless, first_batch
 from commbench.ddp.local_step import (
     LocalStep,
     batch_length,
@@ -24,6 +24,7 @@ from commbench.ddp.local_step import (
     median_step,
     trainable,
 )
+from commbench.ddp.plan.workload import check_all_used, named
 from commbench.ddp.traces import DTYPES, Conditions, Trace, TracedParameter
 from commbench.ddp.watching import Iteration, Watch
 from commbench.errors import InputError
@@ -225,7 +226,7 @@ def record(
     """
     batch = batch_length(first_batch(batches))
     optimizer_in_use, source = (optimizer or default_optimizer)(trainable(model).values()), endless(batches)
-    checked_step(model, loss, next(source), optimizer_in_use)
+    check_all_used(checked_step(model, loss, next(source), optimizer_in_use))
     times = [local_step(model, loss, next(source), optimizer_in_use) for _ in range(1 + steps)][1:]
     step = median_step(times)
     method = f"median of {steps} training steps, each gradient timed when it was accumulated"

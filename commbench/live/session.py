@@ -222,6 +222,7 @@ class LiveTuning:
             bucket_cap_mb=cap_of(self._model),
             bucket_view=self._model.gradient_as_bucket_view,
             static_graph=self._model.static_graph,
+            unused_parameters=self._model.find_unused_parameters,
             accumulation=max(1, ended.passes),
         )
 

@@ -96,6 +96,7 @@ def hook_label(row: TrainingRow | PredictionRow) -> str:
     words += [f"x{row.accumulation}"] if (row.accumulation or 1) > 1 else []
     words += ["views"] if row.bucket_view else []
     words += ["static"] if row.static_graph else []
+    words += ["unused"] if row.unused_parameters else []
     return " ".join(words)
 
 

@@ -41,6 +41,7 @@ class Choice:
     hook_options: str = ""
     bucket_view: bool = False
     static_graph: bool = False
+    unused_parameters: bool = False
     step_ms: float | None = None
     """Median over launches of the median step."""
     speedup: float | None = None
@@ -63,6 +64,7 @@ class Choice:
         words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
         words += ["bucket views"] if self.bucket_view else []
         words += ["static graph"] if self.static_graph else []
+        words += ["unused parameters"] if self.unused_parameters else []
         return ", ".join(words)
 
     def gain_over(self, baseline: str) -> str:

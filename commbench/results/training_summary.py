@@ -309,6 +309,7 @@ def _order(case: TrainingCase, baselines: set[TrainingCase], info: RunInfo) -> t
         case.accumulation,
         case.bucket_view,
         case.static_graph,
+        case.unused_parameters,
         PRECISIONS.index(case.precision) if case.precision in PRECISIONS else len(PRECISIONS),
         hook_position(case.hook),
         case.hook,

@@ -369,7 +369,7 @@ class _Decision:
         return (
             snippet_of(candidate.case, device=next(iter(candidate.timed.values())).device)
             if candidate
-            else keep_snippet()
+            else keep_snippet(unused_parameters=self.group.case.unused_parameters)
         )
 
     def _safe(self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None]) -> SafeChoice:

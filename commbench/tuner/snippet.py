@@ -45,9 +45,10 @@ def env_snippet(env: str) -> str:
     return "\n".join(["import os", "", "# on every rank, before torch is imported:", *lines, "", ""])
 
 
-def keep_snippet() -> str:
-    """Return the line that keeps DDP's default."""
-    return "model = torch.nn.parallel.DistributedDataParallel(model)  # keep the default\n"
+def keep_snippet(*, unused_parameters: bool = False) -> str:
+    """Return the line that keeps DDP's default, with a search for unused parameters if the model needs it."""
+    search = ", find_unused_parameters=True" if unused_parameters else ""
+    return f"model = torch.nn.parallel.DistributedDataParallel(model{search})  # keep the default\n"
 
 
 def live_snippet(case: TrainingCase, own: TrainingCase, *, framework: str = "") -> str:
@@ -81,6 +82,7 @@ def _changed_arguments(case: TrainingCase, own: TrainingCase) -> tuple[dict[str,
     for name, is_wanted, is_given in (
         ("gradient_as_bucket_view", case.bucket_view, own.bucket_view),
         ("static_graph", case.static_graph, own.static_graph),
+        ("find_unused_parameters", case.unused_parameters, own.unused_parameters),
     ):
         added |= {name: "True"} if is_wanted and not is_given else {}
         removed += [name] if is_given and not is_wanted else []
@@ -126,8 +128,8 @@ _WRITERS = {
 }
 #: Arguments of DDP that a framework lets one set, if not all; in transformers their names begin with ``ddp_``.
 _KNOWN_ARGUMENTS = {
-    "transformers": frozenset({"bucket_cap_mb", "static_graph"}),
-    "accelerate": frozenset({"bucket_cap_mb", "gradient_as_bucket_view", "static_graph"}),
+    "transformers": frozenset({"bucket_cap_mb", "static_graph", "find_unused_parameters"}),
+    "accelerate": frozenset({"bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"}),
 }
 
 
@@ -172,6 +174,7 @@ def _ddp(case: TrainingCase) -> list[str]:
         arguments.append(f"bucket_cap_mb_list=[{', '.join(caps)}]")
     arguments += ["gradient_as_bucket_view=True"] if case.bucket_view else []
     arguments += ["static_graph=True"] if case.static_graph else []
+    arguments += ["find_unused_parameters=True"] if case.unused_parameters else []
     newer = ["# bucket_cap_mb_list needs torch 2.13"] if len(caps) > 1 else []
     return [*newer, f"model = DistributedDataParallel({', '.join(arguments)})"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingCase, TrainingSweep, baseline_of
 from commbench.ddp.plan.layout import case_bucket_bytes, group_by_layout
 from commbench.ddp.plan.records import TrainingRecord
-from commbench.ddp.plan.workload import WorkloadFacts
+from commbench.ddp.plan.workload import WorkloadFacts, named
 from commbench.hooks.registry import find_file_hooks
 from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest, Stage, dry_run_estimate
@@ -86,11 +86,17 @@ class TrainingPlan:
 
     @property
     def left_out(self) -> list[str]:
-        """A sentence on the configurations that are not measured."""
-        if not self.same_layout:
-            return []
-        names = "; ".join(f"{case} as {kept.bucket_cap_mb}" for case, kept in self.same_layout.items())
-        return [f"DDP makes the same buckets for {names}."]
+        """Sentences on the configurations that are not measured."""
+        sentences: list[str] = []
+        if unused := self.facts.unused:
+            sentences.append(
+                f"{named(unused)} got no gradient in a backward pass: every setting is trained with "
+                "find_unused_parameters=True, without which DDP fails."
+            )
+        if self.same_layout:
+            names = "; ".join(f"{case} as {kept.bucket_cap_mb}" for case, kept in self.same_layout.items())
+            sentences.append(f"DDP makes the same buckets for {names}.")
+        return sentences
 
     @property
     def then(self) -> str:

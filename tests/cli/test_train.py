@@ -203,6 +203,19 @@ def test_torchrun_trains_without_mpi(tmp_path: Path) -> None:
     assert (tmp_path / "r" / "recommendation.json").is_file()
 
 
+def test_unused_parameters_are_looked_for_where_the_model_needs_it(tmp_path: Path) -> None:
+    """Train every setting with the search if a parameter has no gradient, and say so."""
+    done = train(
+        tmp_path,
+        *arguments("partly_used", "--hook", "none", "--bucket-cap-mb", "default,0.01", "-n", "2", "--oversubscribe"),
+    )
+    assert 0 == done.returncode, done.stderr
+    assert "idle.weight, idle.bias got no gradient in a backward pass" in " ".join((done.stdout + done.stderr).split())
+    records = load_run(tmp_path / "r").training_records
+    assert {"ok"} == {record.status for record in records}
+    assert {True} == {record.case.unused_parameters for record in records if record.case.uses_ddp}
+
+
 # --------------------------------------------------------------------------------------------------- bad input
 
 
@@ -220,14 +233,21 @@ def sparse(): return nn.Embedding(5, 3, sparse=True), lambda m, b: m(b).sum(), [
 """
 
 
-def refused(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, home: Path) -> str:
+def refused(
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    home: Path,
+    *,
+    command: str = "train",
+) -> str:
     """Run a command line in an empty directory; return its one sentence on stderr."""
     for name in os.environ:
         if name.startswith(("OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PBS_")):
             monkeypatch.delenv(name)
     monkeypatch.chdir(home)
     before = sorted(home.rglob("*"))
-    monkeypatch.setattr(sys, "argv", ["commbench", "train", "-n", "2", "--oversubscribe", *line.split()])
+    monkeypatch.setattr(sys, "argv", ["commbench", command, "-n", "2", "--oversubscribe", *line.split()])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     captured = capsys.readouterr()
@@ -262,6 +282,7 @@ def refused(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         ("--batch few", "--batch few is not a list of whole numbers"),
         ("--accumulation 0", "Accumulation 0 was asked for"),
         ("--world-size 0", "World size 0 was asked for"),
+        ("--unused-parameters maybe", "--unused-parameters maybe is not understood; choose from off, on, both"),
         ("--steps 0", "--steps 0 was asked for"),
         ("--threads 0", "--threads 0 was asked for"),
         ("--launches 0", "--launches 0 was asked for"),
@@ -286,7 +307,6 @@ def test_bad_words_are_refused_at_once(
     ("line", "words"),
     [
         ("--workload missing.py:make", "There is no file missing.py"),
-        ("--workload own.py:half", "left_out.weight, left_out.bias got no gradient"),
         ("--world-size 3 --workload mlp", "A world size of 3 was asked for but 2 ranks are started"),
         pytest.param(
             *("--backend nccl", "Backend nccl needs a GPU, and torch"),
@@ -312,3 +332,12 @@ def test_workloads_that_cannot_be_trained_are_refused(
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "failing.py").write_text("import no_such_module\n")
     assert words in refused(line, capsys, monkeypatch, tmp_path)
+
+
+def test_tune_refuses_a_model_with_unused_parameters(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Name the parameters, because no candidate of a tuning looks for them."""
+    (tmp_path / "own.py").write_text(OWN)
+    sentence = refused("--workload own.py:half", capsys, monkeypatch, tmp_path, command="tune")
+    assert "left_out.weight, left_out.bias got no gradient" in sentence

@@ -29,7 +29,17 @@ WORDS = frozenset({"case", "doubts", "evidence", "flags", "help", "paragraph", "
 ADDED = frozenset(
     {"--accept-loss", "--env", "--visits", "altering", "blocks", "disturbed", "env", "env_reason", "framework_us"}
     | {"live", "probes_us", "repeating_s", "revisiting_s", "safe", "speedup_fp16", "speedup_fp16_ci_high"}
-    | {"speedup_fp16_ci_low", "state", "state_share", "states", "visit", "visit_lengths", "visits"}
+    | {
+        "speedup_fp16_ci_low",
+        "state",
+        "state_share",
+        "states",
+        "unused_parameters",
+        "--unused-parameters",
+        "visit",
+        "visit_lengths",
+        "visits",
+    }
 )
 #: A number in a text.
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")

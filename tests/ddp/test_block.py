@@ -40,6 +40,9 @@ CASES = {
     "fp16 in bucket views": case("fp16", bucket_view=True),
     "static graph": case("passthrough", static_graph=True),
     "accumulation": case("passthrough", accumulation=2),
+    "search": case("passthrough", unused_parameters=True),
+    "partly used": case(workload="partly_used", unused_parameters=True),
+    "partly used topk": case("topk:0.1", workload="partly_used", unused_parameters=True),
     "static and accumulation": case("passthrough", accumulation=2, static_graph=True),
     "amp-bf16": case(precision="amp-bf16"),
     "amp-fp16": case(precision="amp-fp16"),
@@ -51,7 +54,7 @@ CASES = {
     "scored": case(workload="scored"),
     "local": case("local", "default"),
 }
-EXACT = ("none", "passthrough", "list of caps", "bucket view", "static graph")
+EXACT = ("none", "passthrough", "list of caps", "bucket view", "static graph", "search")
 REFUSED = ("static and accumulation", "broken", "nonsense")
 TWO_BLOCKS = ("plain", "passthrough", "local")
 DIVIDED = ("plain", "topk:0.1", "overflow topk", "broken", "scored", "local")
@@ -141,6 +144,21 @@ def test_sent_bytes_match_the_theory_of_the_hook(first: Launch, name: str) -> No
         assert 0.005 < record["expected_bytes"] / record["dense_bytes"] < 0.03
 
 
+def test_a_search_for_unused_parameters_sends_an_integer_for_each(first: Launch) -> None:
+    """Expect the all-reduce by which ranks learn which parameters were used."""
+    record = first.records["search"]
+    assert dense_bytes(ELEMENTS) + dense_bytes(6) == record["expected_bytes"]
+    assert record["sent_bytes"] == pytest.approx(record["expected_bytes"], rel=0.05)
+
+
+def test_parameters_may_be_unused_everywhere_or_on_some_ranks(first: Launch) -> None:
+    """Average the gradients of a model with a layer that no rank uses and one that a single rank uses."""
+    record = first.records["partly used"]
+    assert record["grad_rel_error"] == pytest.approx(0.0, abs=1e-6)
+    assert 10 == sum(bucket["parameters"] for bucket in record["buckets"])
+    assert first.records["partly used topk"]["grad_rel_error"] > 0.05
+
+
 def test_half_precision_sends_half(first: Launch) -> None:
     """Count half the bytes under half precision."""
     ratio = first.records["fp16"]["sent_bytes"] / first.records["passthrough"]["sent_bytes"]
@@ -200,7 +218,7 @@ def test_buckets_match_the_rule_of_ddp(first: Launch) -> None:
     spec = f"{HERE / 'ranks' / 'train_workloads.py'}:tiny"
     facts = inspect_workload(load_workload(spec, seed=0, rank=0, world_size=1))
     numels = [parameter.numel for parameter in facts.parameters]
-    for name in ("plain", "none", *HOOKS, "list of caps", "bucket view", "static graph", "accumulation"):
+    for name in ("plain", "none", *HOOKS, "list of caps", "bucket view", "static graph", "search", "accumulation"):
         record = first.records[name]
         predicted = bucket_sizes(case_layout(CASES[name], facts), numels, [4] * len(numels))
         assert list(predicted) == record["bucket_bytes"] == [bucket["size_bytes"] for bucket in record["buckets"]]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commbench.ddp.plan.cases import TrainingCase
-from commbench.ddp.plan.layout import MIB, bucket_sizes, caps_bytes, group_by_layout, rebuilt_layout
+from commbench.ddp.plan.layout import MIB, bucket_sizes, caps_bytes, case_layout, group_by_layout, rebuilt_layout
 from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 
 CAPS = ("default", "0.0001", "0.02", "0.5", "1", "4", "25", "1000", "0.001+0.03", "1+5+25", "2+0.01")
@@ -183,10 +183,18 @@ def test_other_settings_stay_apart() -> None:
         case("25", hook="topk", density=0.01),
         case("25", bucket_view=True),
         case("25", accumulation=2),
+        case("25", unused_parameters=True),
         case("25", world_size=4),
         case("25").local(),
     ]
     assert {setting: setting for setting in cases} == group_by_layout(cases, facts(1, 2))
+
+
+def test_search_for_unused_parameters_keeps_the_first_buckets() -> None:
+    """Fill buckets in the order of registration, and send the last one first."""
+    assert ((2,), (0, 1)) == case_layout(case("2", unused_parameters=True), facts(1, 1.5, 1))
+    assert ((2, 1), (0,)) == case_layout(case("2"), facts(1, 1.5, 1))
+    assert ((2, 1), (0,)) == case_layout(case("2", unused_parameters=True, static_graph=True), facts(1, 1.5, 1))
 
 
 def test_steps_without_ddp_have_no_buckets() -> None:

@@ -168,8 +168,25 @@ def test_the_case_without_ddp_keeps_model_batch_precision_and_phase() -> None:
 def test_keys_tell_cases_apart() -> None:
     """Give each configuration and phase its own constant key."""
     cases = [case(), case(phase="confirm"), case(bucket_cap_mb="25"), case(density=0.1), case(static_graph=True)]
+    cases.append(case(unused_parameters=True))
     assert len(cases) == len({setting.key for setting in cases})
     assert case().key == case().key
+
+
+def test_keys_lack_later_switches_that_are_off() -> None:
+    """Write the keys of older runs, and read both."""
+    cases = [case(), case(unused_parameters=True)]
+    assert ["unused" in each.key for each in cases] == [False, True]
+    assert cases == [TrainingCase.from_key(each.key) for each in cases]
+
+
+def test_baseline_looks_for_unused_parameters_only_if_all_do() -> None:
+    """Compare the search with the default, unless the model needs the search."""
+    plain, fp16 = case(unused_parameters=True), case(hook="fp16", unused_parameters=True)
+    both = TrainingSweep(workload="mlp", unused_parameters=(False, True), hooks=("fp16",))
+    assert [case(), case(hook="fp16"), fp16, case().local()] == both.cases(ranks=2, batch=32)
+    needed = TrainingSweep(workload="mlp", unused_parameters=(True,), hooks=("fp16",))
+    assert [plain, fp16, case().local()] == needed.cases(ranks=2, batch=32)
 
 
 def test_alternatives_share_their_group() -> None:

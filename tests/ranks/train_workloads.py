@@ -76,6 +76,27 @@ def batch_norm(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
     return Workload(model=layers, loss=made.loss, batches=made.batches, batch_size=batch_size, steps=6)
 
 
+class PartlyUsed(nn.Module):
+    """The model, with a layer that is never used and one that is used if ``uses_more``."""
+
+    def __init__(self, used: nn.Module, *, uses_more: bool) -> None:
+        super().__init__()
+        self.used, self.more, self.idle = used, nn.Linear(OUTPUTS, OUTPUTS), nn.Linear(20, 30)
+        self.uses_more = uses_more
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the outputs."""
+        outputs: Tensor = self.used(inputs)
+        return outputs + 0.1 * self.more(outputs) if self.uses_more else outputs
+
+
+def partly_used(seed: int = 0, rank: int = 0, batch_size: int = 8) -> Workload:
+    """Return a workload whose model has a layer that no rank uses, and one that only even ranks use."""
+    made = make(squared, seed, rank, batch_size)
+    model = PartlyUsed(made.model, uses_more=rank % 2 == 0)
+    return Workload(model=model, loss=squared, batches=made.batches, batch_size=batch_size, steps=6)
+
+
 def hook_of(model: nn.Module) -> str:
     """Return the hook name of a DDP model without our prefix, or an empty text."""
     hooks = getattr(model, "_comm_hooks", None)

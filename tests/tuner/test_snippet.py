@@ -32,6 +32,10 @@ from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
         ),
         (make_training_case("powersgd:2"), ["PowerSGD(rank=2).register(model)"]),
         (
+            make_training_case(unused_parameters=True),
+            ["model = DistributedDataParallel(model, find_unused_parameters=True)"],
+        ),
+        (
             make_training_case("bf16", precision="amp-fp16", accumulation=4),
             [
                 'scaler = torch.amp.GradScaler("cpu")',
@@ -111,3 +115,8 @@ def test_changes_to_a_script_are_differences() -> None:
     hooked = live_snippet(make_training_case("fp16", "25", bucket_view=True), own, framework="transformers")
     assert "FP16().register(trainer.model_wrapped)" in hooked
     assert "bucket_cap_mb" not in hooked
+
+
+def test_default_keeps_the_search_that_a_model_needs() -> None:
+    """Keep find_unused_parameters where the baseline has it, because DDP fails without."""
+    assert "DistributedDataParallel(model, find_unused_parameters=True)  #" in keep_snippet(unused_parameters=True)

@@ -95,6 +95,15 @@ def test_nothing_is_left_out_where_all_buckets_differ() -> None:
     assert list(plan.cases) == plan.measured
 
 
+def test_search_for_unused_parameters_is_explained() -> None:
+    """Say which parameters need the search, in one sentence."""
+    facts = dataclasses.replace(make_facts(1.0, 1.0), unused=("p1",))
+    sweep = TrainingSweep(bucket_caps=("default",), unused_parameters=(True,))
+    (sentence,) = TrainingPlan(sweep=sweep, facts=facts, ranks=2, seed=5, budget=QUICK).left_out
+    assert sentence.startswith("The parameter p1 got no gradient in a backward pass")
+    assert "find_unused_parameters=True" in sentence
+
+
 def test_run_json_lists_cases_with_the_same_layout() -> None:
     """Write the keys of merged cases, and the first batch."""
     sweep = dataclasses.replace(CAPS, batches=(32, 4))

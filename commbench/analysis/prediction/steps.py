@@ -184,8 +184,9 @@ class StepModel:
     def calibrate(cls, facts: WorkloadFacts, network: Network, records: Iterable[TrainingRecord]) -> StepModel:
         """Fit to measured settings: the step without DDP, the baseline, and one or more of each hook.
 
-        All settings of a hook have equal weight. Records of another workload, batch, number of ranks or precision than
-        the step without DDP are left out. So are hooks with a collective that the network lacks.
+        All settings of a hook have equal weight. Settings that look for unused parameters are left out if others exist.
+        Records of another workload, batch, number of ranks or precision than the step without DDP are left out. So are
+        hooks with a collective that the network lacks.
 
         Raises:
             NotTrainedError: the step without DDP or the baseline is not among ``records``.
@@ -198,6 +199,7 @@ class StepModel:
                 "A prediction of steps needs the step without DDP, which was not measured: measure it first."
             )
         measured = [setting for setting in settings if setting.case.uses_ddp and _alike(setting.case, local.case)]
+        measured = [setting for setting in measured if not setting.case.unused_parameters] or measured
         base = next((s for s in measured if s.case.is_default), None)
         if base is None:
             raise NotTrainedError(
@@ -208,6 +210,7 @@ class StepModel:
         forward_ms = statistics.median(setting.forward_ms / setting.case.accumulation for setting in measured)
         model = dataclasses.replace(
             model,
+            reference=dataclasses.replace(model.reference, unused_parameters=base.case.unused_parameters),
             ddp_forward_ms=max(0.0, forward_ms - model.forward_ms),
             copy_ms_per_byte=base.copy_ms_per_byte,
         )

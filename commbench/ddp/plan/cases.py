@@ -25,6 +25,8 @@ SMALLEST_CAP_MB, LARGEST_CAP_MB = 2**-20, 2**20
 SWEEP, CONFIRM = "sweep", "confirm"
 #: Settings that only calibrate the step model; they are not rows of ``ddp.csv``.
 CALIBRATE = "calibrate"
+#: Fields of a case that older keys lack.
+_LATER = ("env", "unused_parameters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ class TrainingCase:
     """``default``, a number of MiB, or a list ``1+5+25``."""
     bucket_view: bool = False
     static_graph: bool = False
+    unused_parameters: bool = False
+    """DDP's find_unused_parameters."""
     accumulation: int = 1
     phase: str = SWEEP
     """``sweep``, ``confirm`` for the fresh blocks that confirm a recommendation, or ``calibrate``."""
@@ -54,10 +58,8 @@ class TrainingCase:
 
     @property
     def key(self) -> str:
-        """A stable text that identifies the case within a run; without an empty ``env``, which older keys lack."""
-        fields = dataclasses.asdict(self)
-        if not self.env:
-            del fields["env"]
+        """A stable text that identifies the case within a run; without the fields in `_LATER` that are off or empty."""
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if value or name not in _LATER}
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
@@ -117,6 +119,11 @@ class TrainingCase:
         return self.is_plain and self.bucket_cap_mb == DEFAULT_CAP
 
     @property
+    def keeps_first_buckets(self) -> bool:
+        """Whether DDP keeps the buckets of its construction, instead of rebuilding them after the first step."""
+        return self.unused_parameters and not self.static_graph
+
+    @property
     def caps_mb(self) -> tuple[float, ...]:
         """The numbers of ``bucket_cap_mb`` in MiB; empty for DDP's default."""
         return () if self.bucket_cap_mb == DEFAULT_CAP else tuple(float(cap) for cap in self.bucket_cap_mb.split("+"))
@@ -167,6 +174,7 @@ class TrainingCase:
         words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
         words += ["bucket views"] if self.bucket_view else []
         words += ["static graph"] if self.static_graph else []
+        words += ["unused parameters"] if self.unused_parameters else []
         over = f" over {self.backend.upper()}" if self.trains_on_gpu else ""
         words += [f"{self.world_size} ranks{over}, batch {self.batch_per_rank}"]
         words += [f"under {self.env}"] if self.env else []
@@ -190,6 +198,7 @@ class TrainingSweep:
     accumulations: Sequence[int] = (1,)
     bucket_views: Sequence[bool] = (False,)
     static_graphs: Sequence[bool] = (False,)
+    unused_parameters: Sequence[bool] = (False,)
     batches: Sequence[int] = ()
     """Samples per rank; empty: the workload's own."""
     world_sizes: Sequence[int] = ()
@@ -235,7 +244,8 @@ class TrainingSweep:
 
     def _group(self, world_size: int, batch: int) -> list[TrainingCase]:
         points = itertools.product(
-            self.accumulations, self.bucket_views, self.static_graphs, self.precisions, self.hooks, self.bucket_caps
+            *(self.accumulations, self.bucket_views, self.static_graphs, self.unused_parameters),
+            *(self.precisions, self.hooks, self.bucket_caps),
         )
         cases = [
             TrainingCase(
@@ -247,10 +257,11 @@ class TrainingSweep:
                 bucket_cap_mb=cap,
                 bucket_view=view,
                 static_graph=static,
+                unused_parameters=unused,
                 accumulation=accumulation,
                 **parse_hook(hook),
             )
-            for accumulation, view, static, precision, hook, cap in points
+            for accumulation, view, static, unused, precision, hook, cap in points
         ]
         return [baseline_of(cases), *cases]
 
@@ -267,7 +278,10 @@ def hook_position(hook: str) -> int:
 
 
 def baseline_of(cases: Sequence[TrainingCase]) -> TrainingCase:
-    """Return the baseline of a group of alternatives: DDP's default in fp32, at the group's least accumulation."""
+    """Return the baseline of a group of alternatives: DDP's default in fp32, at the group's least accumulation.
+
+    It looks for unused parameters only if all alternatives do: the model may need that.
+    """
     first = cases[0]
     return TrainingCase(
         workload=first.workload,
@@ -275,6 +289,7 @@ def baseline_of(cases: Sequence[TrainingCase]) -> TrainingCase:
         world_size=first.world_size,
         batch_per_rank=first.batch_per_rank,
         accumulation=min(case.accumulation for case in cases),
+        unused_parameters=all(case.unused_parameters for case in cases),
         phase=first.phase,
         env=first.env,
     )

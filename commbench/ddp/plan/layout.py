@@ -55,21 +55,34 @@ def rebuilt_layout(
     return _assign(sizes, dtypes, ready_order, caps)
 
 
+def first_layout(
+    numels: Sequence[int], itemsizes: Sequence[int], dtypes: Sequence[Hashable], caps: Sequence[int]
+) -> Layout:
+    """Return the buckets of DDP's construction, which it keeps if it looks for unused parameters.
+
+    DDP fills them in the order of registration and sends the last one first. Arguments are those of `rebuilt_layout`.
+    """
+    layout = rebuilt_layout(numels, itemsizes, dtypes, range(len(numels)), caps)
+    return tuple(sorted(layout, key=min, reverse=True))
+
+
 def bucket_sizes(layout: Layout, numels: Sequence[int], itemsizes: Sequence[int]) -> tuple[int, ...]:
     """Return the bytes of each bucket's parameters."""
     return tuple(sum(numels[i] * itemsizes[i] for i in bucket) for bucket in layout)
 
 
 def case_layout(case: TrainingCase, facts: WorkloadFacts) -> Layout:
-    """Return the rebuilt buckets of a configuration; empty without DDP."""
+    """Return the buckets of a configuration after the first steps; empty without DDP."""
     if not case.uses_ddp:
         return ()
     numels, itemsizes, dtypes = zip(*((p.numel, p.itemsize, p.dtype) for p in facts.parameters), strict=True)
+    if case.keeps_first_buckets:
+        return first_layout(numels, itemsizes, dtypes, caps_bytes(case.bucket_cap_mb))
     return rebuilt_layout(numels, itemsizes, dtypes, facts.ready_order, caps_bytes(case.bucket_cap_mb))
 
 
 def case_bucket_bytes(case: TrainingCase, facts: WorkloadFacts) -> tuple[int, ...]:
-    """Return the bytes of each rebuilt bucket of a configuration."""
+    """Return the bytes of each bucket of a configuration after the first steps."""
     sizes = [p.numel for p in facts.parameters], [p.itemsize for p in facts.parameters]
     return bucket_sizes(case_layout(case, facts), *sizes)
 
@@ -80,13 +93,14 @@ def group_by_layout(cases: Sequence[TrainingCase], facts: WorkloadFacts) -> dict
     Configurations that differ only in their bucket size and get the same buckets are equivalent. DDP's default buckets
     are measured if they are among them, else the first configuration.
     """
-    layouts: dict[str, Layout] = {}
+    layouts: dict[tuple[str, bool], Layout] = {}
     measured_case: dict[tuple[TrainingCase, Layout], TrainingCase] = {}
     keys: dict[TrainingCase, tuple[TrainingCase, Layout]] = {}
     for case in cases:
-        if case.uses_ddp and case.bucket_cap_mb not in layouts:
-            layouts[case.bucket_cap_mb] = case_layout(case, facts)
-        layout = layouts[case.bucket_cap_mb] if case.uses_ddp else ()
+        rule = case.bucket_cap_mb, case.keeps_first_buckets
+        if case.uses_ddp and rule not in layouts:
+            layouts[rule] = case_layout(case, facts)
+        layout = layouts[rule] if case.uses_ddp else ()
         keys[case] = (dataclasses.replace(case, bucket_cap_mb=DEFAULT_CAP), layout)
         if keys[case] not in measured_case or case.bucket_cap_mb == DEFAULT_CAP:
             measured_case[keys[case]] = case

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.nn import Parameter
     from torch.optim import Optimizer
+
+#: The largest number of names in a message.
+NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,8 @@ class WorkloadFacts:
     metric: str
     target: Diverging | None
     steps: int | None
+    unused: tuple[str, ...] = ()
+    """Names of trainable parameters without a gradient in some step; their ``ready_ms`` is 0."""
     takes_lists: bool = False
     """Whether DDP accepts a list of bucket sizes in the torch version of the measurements."""
 
@@ -96,3 +101,23 @@ class WorkloadFacts:
         if len(indices) < len(facts.ready_order) or not indices <= set(range(len(facts.parameters))):
             raise InputError("The facts of the workload name a parameter that does not exist, or one twice.")
         return facts
+
+
+def named(names: Sequence[str]) -> str:
+    """Return 'The parameter a' or 'The parameters a, b, c and 4 more'."""
+    listed = ", ".join(names[:NAMED])
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"The parameter{'s' if len(names) > 1 else ''} {listed}{more}"
+
+
+def check_all_used(unused: Sequence[str]) -> None:
+    """Check that no parameter is unused.
+
+    Raises:
+        InputError: some are, by their names.
+    """
+    if unused:
+        raise InputError(
+            f"{named(unused)} got no gradient in a backward pass, and DDP would wait for it forever: use all in the"
+            " loss, or set requires_grad to False."
+        )

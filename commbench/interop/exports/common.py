@@ -64,6 +64,7 @@ def training_labels(row: TrainingRow) -> Labels:
     """Return the labels `TRAINING_LABELS` of a row."""
     hook = hook_words(row.hook, row.density, row.hook_options)
     words = (["bucket views"] if row.bucket_view else []) + (["static graph"] if row.static_graph else [])
+    words += ["unused parameters"] if row.unused_parameters else []
     words += [row.env] if row.env else []
     values = (
         *(row.workload, row.backend, row.world_size, row.batch_per_rank, hook, row.bucket_cap_mb),

@@ -92,7 +92,7 @@ def _configuration(row: TrainingRow, records: Iterable[TrainingRecord]) -> Trial
 def _is_of(record: TrainingRecord, row: TrainingRow) -> bool:
     names = (
         *("workload", "world_size", "batch_per_rank", "backend", "precision", "hook", "density", "hook_options"),
-        *("bucket_cap_mb", "bucket_view", "static_graph", "accumulation", "env"),
+        *("bucket_cap_mb", "bucket_view", "static_graph", "unused_parameters", "accumulation", "env"),
     )
     return all(getattr(record.case, name) == getattr(row, name) for name in names)
 

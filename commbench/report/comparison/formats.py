@@ -92,6 +92,7 @@ class ComparisonRow:
     bucket_cap_mb: str = column("default, MiB, or a list 1+5+25", "")
     bucket_view: bool | None = column("gradient_as_bucket_view")
     static_graph: bool | None = column("static_graph")
+    unused_parameters: bool | None = column("find_unused_parameters")
     accumulation: int | None = column("backward passes per optimiser step")
     batch_per_rank: int | None = column("samples per rank of one backward pass")
     env: str = column("as in collectives.csv", "")
