@@ -373,8 +373,10 @@ class Training:
     def _bucket_parameters(self) -> list[list[int]]:
         """Return the indices of each bucket's parameters among the trainable ones."""
         if self.case.keeps_first_buckets:  # DDP logs the indices of rebuilt buckets only
-            sizes = zip(*((p.numel(), p.element_size(), p.dtype) for p in self._trained()), strict=True)
-            return [list(bucket) for bucket in first_layout(*sizes, caps_bytes(self.case.bucket_cap_mb))]
+            columns = ((p.numel(), p.element_size(), p.dtype) for p in self._trained())
+            numels, itemsizes, dtypes = zip(*columns, strict=True)
+            layout = first_layout(numels, itemsizes, dtypes, caps_bytes(self.case.bucket_cap_mb))
+            return [list(bucket) for bucket in layout]
         logged = self._logged("rebuilt_per_bucket_param_indices")
         return [_integers(bucket.replace(" ", ",")) for bucket in logged.split(", ")] if logged else []
 

@@ -34,7 +34,7 @@ class PredictionRow:
 
     schema: int = SCHEMA
     run_id: str = column("name of the run's directory", "")
-    workload: str = column("as in ddp.csv, like the ten columns that follow", "")
+    workload: str = column("as in ddp.csv, like the eleven columns that follow", "")
     world_size: int | None = column("as in ddp.csv")
     batch_per_rank: int | None = column("as in ddp.csv")
     backend: str = column("as in ddp.csv", "")
@@ -45,6 +45,7 @@ class PredictionRow:
     bucket_cap_mb: str = column("as in ddp.csv", "")
     bucket_view: bool | None = column("as in ddp.csv")
     static_graph: bool | None = column("as in ddp.csv")
+    unused_parameters: bool | None = column("as in ddp.csv")
     accumulation: int | None = column("as in ddp.csv")
     predicted_step_ms: float | None = column("predicted from the network and the calibration alone")
     predicted_overlapped_ms: float | None = column("lower bound: communication overlaps perfectly")
