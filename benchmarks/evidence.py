@@ -79,7 +79,7 @@ class KeptRun:
         """Return whether the directory holds a finished run, or the facts of a check, which are written last."""
         info = self.folder / "run.json"
         if info.exists():
-            return bool(json.loads(info.read_text("utf-8")).get("status") == "complete")
+            return bool(json.loads(info.read_text("utf-8")).get("status", "complete") == "complete")
         return any(self.folder.glob("*.json"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,8 +35,13 @@ from commbench.tuner.predictions import PredictionRow
 DOCS = Path(__file__).parent
 FOLDER = DOCS / "figures"
 RESULTS = Path(__file__).parent.parent / "results"
-#: Files of ``docs/figures``: of which kept run, and the figure's name in its report.
-FIGURES = {"buckets.png": ("train_resnet18_batch1_1gbit_xeon2core_20261121", "buckets")}
+#: Files of ``docs/figures``: the theme of the kept run, of which the newest is drawn, and the figure in its report.
+FIGURES = {
+    "buckets.png": ("train_resnet18_batch1_1gbit", "buckets"),
+    "timeline.png": ("train_resnet18_batch1_1gbit", "timeline"),
+    "matrix.png": ("matrix_slow_host", "matrix-bandwidth-1"),
+    "settings.png": ("live_trainer_300mbit", "live"),
+}
 
 #: Numbers of ranks at which factors and sizes are looked at, to tell which of the known formulas they follow.
 RANKS = (2, 3, 4, 8)
@@ -221,8 +227,14 @@ def columns_page() -> str:
 
 def draw(name: str) -> bytes:
     """One of `FIGURES`, as PNG."""
-    run, wanted = FIGURES[name]
-    return next(drawing.png for drawing in all_figures([load_run(RESULTS / run)]) if drawing.name == wanted)
+    theme, wanted = FIGURES[name]
+    return next(drawing.png for drawing in all_figures([load_run(newest(theme))]) if drawing.name == wanted)
+
+
+def newest(theme: str) -> Path:
+    """The newest kept run of a theme."""
+    runs = [path for path in RESULTS.glob(f"{theme}_*") if re.fullmatch(rf"{theme}_[a-z0-9]+_\d{{8}}", path.name)]
+    return max(runs, key=lambda path: path.name[-8:])
 
 
 def _collectives() -> list[str]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -348,6 +349,33 @@ def _parse_bound(scanner: _Scanner, name: str, metric: Metric) -> tuple[float, b
         wanted = f"a unit of {name} is needed: {units}" if units else f"{name} has no unit"
         raise scanner.fail(f"{wanted}{' or *link' if metric.is_rate else ''}", start)
     return number * metric.units[unit], False, ""
+
+
+def read_expectations(options: Sequence[str]) -> list[Expectation]:
+    """Parse all expectations, each given as a text or as a file with one a line.
+
+    Raises:
+        InputError: there is none, a file cannot be read, or one is not understood.
+    """
+    texts = []
+    for option in options:
+        if any(character in option for character in "<>="):
+            texts.append(option)
+            continue
+        try:
+            lines = Path(option).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise InputError(
+                f"--expect {option} is no expectation, and no file that can be read ({reason}); write an expectation "
+                "such as 'latency@8: time <= 3us', or a file with one a line."
+            ) from error
+        texts += [line for each in lines if (line := each.partition("#")[0].strip())]
+    if not texts:
+        raise InputError(
+            "There is nothing to check; give --expect 'latency@8: time <= 3us', or a file with one a line."
+        )
+    return [parse_expectation(text) for text in texts]
 
 
 # ------------------------------------------------------------------------------------------------------- the judgement

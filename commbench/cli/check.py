@@ -16,12 +16,12 @@ from commbench.analysis.expectations import (
     Expectation,
     describe_link,
     judge,
-    parse_expectation,
+    read_expectations,
     worst,
 )
 from commbench.cli.conduct import carry_out
 from commbench.cli.measure import plan_suite
-from commbench.cli.options import BudgetName, Settings, takes_settings
+from commbench.cli.options import BudgetName, Expect, LinkRate, Settings, takes_settings
 from commbench.cli.request import default_out, find_budget
 from commbench.cli.terminal import make_console
 from commbench.collectives.cases import Sweep
@@ -46,23 +46,8 @@ def check(
             metavar="[RUN]", help="The run to judge; without it the cases of the expectations are measured."
         ),
     ] = None,
-    expect: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--expect",
-            metavar="EXPR|FILE",
-            help="What the run should meet, e.g. 'all_reduce@16M: busbw >= 0.8*link'; or a file with one a line and # "
-            "before comments. Repeatable.",
-        ),
-    ] = None,
-    link: Annotated[
-        str,
-        typer.Option(
-            "--link",
-            metavar="RATE",
-            help="Rate of a host's link, e.g. 200gbit; by default the rate that the run states.",
-        ),
-    ] = "",
+    expect: Expect = None,
+    link: LinkRate = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
     budget: BudgetName = "standard",
 ) -> int:
@@ -72,7 +57,7 @@ def check(
     an interval holds the bound, and not tested if the run has no such row. Exit code 0 if all are met, 5 if one is not
     met, 3 if one is not shown or not tested.
     """
-    expectations = [parse_expectation(text) for text in _texts(expect or [])]
+    expectations = read_expectations(expect or [])
     code = 0
     if run is None:
         run = settings.out or default_out("check")
@@ -98,33 +83,6 @@ def check(
     else:
         make_console().print(render_answers(answers, describe_link(link, loaded_run)))
     return exit_code
-
-
-def _texts(options: Sequence[str]) -> list[str]:
-    """Return the texts of all expectations, those of files included.
-
-    Raises:
-        InputError: there is none, or a file cannot be read.
-    """
-    texts = []
-    for option in options:
-        if any(character in option for character in "<>="):
-            texts.append(option)
-            continue
-        try:
-            lines = Path(option).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise InputError(
-                f"--expect {option} is no expectation, and no file that can be read ({reason}); write an expectation "
-                "such as 'latency@8: time <= 3us', or a file with one a line."
-            ) from error
-        texts += [line for each in lines if (line := each.partition("#")[0].strip())]
-    if not texts:
-        raise InputError(
-            "There is nothing to check; give --expect 'latency@8: time <= 3us', or a file with one a line."
-        )
-    return texts
 
 
 def _measure(expectations: Sequence[Expectation], settings: Settings, budget: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,9 @@ import typer
 
 from commbench.analysis.comparison import ComparisonTable
 from commbench.analysis.comparison import compare as compare_runs
+from commbench.cli.interleave import SIDES, measure_until_decided, parse_side
 from commbench.cli.options import join_names
+from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError, check_choice
 from commbench.report.comparison import comparison_csv, comparison_json, render_comparison
@@ -21,6 +24,8 @@ from commbench.report.comparison.page import comparison_page
 from commbench.results import runs_in
 from commbench.stats import MARGIN
 
+#: Seconds of --until-decided without --time-limit.
+DECIDING_S = 600.0
 FORMATS = ("table", "csv", "json", "html")
 #: Width of a table written to a file.
 _FILE_WIDTH = 120
@@ -32,7 +37,8 @@ def compare(
         typer.Argument(
             metavar="A... B",
             show_default=False,
-            help="One or more baseline runs, or a folder of runs, followed by the run to judge.",
+            help="One or more baseline runs, or a folder of runs, followed by the run to judge; two commands, each in "
+            "quotes, with --until-decided.",
         ),
     ],
     baseline: Annotated[
@@ -59,14 +65,39 @@ def compare(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Also write the comparison to this file."),
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Also write the comparison to this file; with --until-decided the directory of both runs.",
+        ),
+    ] = None,
+    until_decided: Annotated[
+        bool,
+        typer.Option(
+            "--until-decided",
+            help="Measure two commands in turn, such as 'run -c all_reduce' or '/old/.venv/bin/commbench run ...', "
+            "until each case has a verdict. Variables may precede them: 'NCCL_ALGO=Ring run ...'.",
+        ),
+    ] = False,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", metavar="S", help="Time limit of --until-decided in seconds; 600 by default."),
     ] = None,
 ) -> int:
     """Compare run B with run A, or with several baselines: faster and slower cases, with confidence intervals.
 
-    Exit code 5 if any case became slower or broke, 2 if the runs cannot be compared.
+    With --until-decided it measures both first, launch by launch in turn, and looks after 6, 8, 12, 16, 24, 32 and 40
+    launches; intervals are so wide that seven looks err as seldom as one. Exit code 5 if any case became slower or
+    broke, 2 if the runs cannot be compared.
     """
-    style, limit = _style_of(output_format, out), _share(threshold)
+    limit = _share(threshold)
+    if until_decided:
+        return _decide(
+            [str(run) for run in runs], baseline or [], out, limit=limit, style=output_format, seconds=time_limit
+        )
+    if time_limit is not None:
+        raise InputError(f"--time-limit {time_limit:g} is of --until-decided; add it, or leave the limit out.")
+    style = _style_of(output_format, out)
     baseline_runs, judged_run = _split_runs(runs, baseline or [])
     table = compare_runs(baseline_runs, judged_run, force=force)
     if not table.cases and not table.broken:
@@ -81,6 +112,44 @@ def compare(
         console.print(render_comparison(table, limit))
     lost = table.regressions_beyond(limit)
     return 5 if lost else 0
+
+
+def _decide(
+    commands: Sequence[str],
+    baselines: Sequence[Path],
+    out: Path | None,
+    *,
+    limit: float,
+    style: str | None,
+    seconds: float | None,
+) -> int:
+    """Measure two commands in turn until a verdict, and print the comparison; return the exit code."""
+    if len(commands) != 2 or baselines:  # noqa: PLR2004 - A and B
+        raise InputError(
+            f"--until-decided takes two commands and got {len(commands)}; put each in quotes, as in commbench compare "
+            "--until-decided -- 'run -c all_reduce --sizes 1M' 'NCCL_ALGO=Ring run -c all_reduce --sizes 1M'."
+        )
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise InputError(f"--time-limit {seconds:g} is no number of seconds above 0.")
+    check_choice("format", style or "table", FORMATS)
+    folder = out or default_out("compare")
+    sides = [parse_side(text, name, folder) for text, name in zip(commands, SIDES, strict=True)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {folder} cannot be made ({error.strerror}); choose another directory.") from error
+    messages = make_console(sys.stderr)
+    table = measure_until_decided(
+        sides,
+        seconds=DECIDING_S if seconds is None else seconds,
+        margin=MARGIN,
+        report=lambda line: messages.print(line, markup=False),
+    )
+    if style and style != "table":
+        sys.stdout.write(_text_of(table, style, limit))
+    else:
+        make_console().print(render_comparison(table, limit))
+    return 5 if table.regressions_beyond(limit) else 0
 
 
 def _style_of(requested: str | None, out: Path | None) -> str:

@@ -50,6 +50,10 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType(
         "compare": (
             ("commbench compare results/monday results/friday", "what became faster or slower"),
             ("commbench compare results/good results/friday --threshold 5% --out comparison.html", "for a CI job"),
+            (
+                "commbench compare --until-decided -- 'run -c all_reduce' 'NCCL_ALGO=Ring run -c all_reduce'",
+                "measures both in turn until a verdict",
+            ),
         ),
         "check": (
             ("commbench check results/mine --expect 'all_reduce@16M: busbw >= 0.8*link' --link 25gbit", "is it good?"),

@@ -66,6 +66,23 @@ OsuRange = Annotated[
         help="Range of sizes in OSU's spelling, with MIN 4 B by default. Sizes are counted as for --sizes.",
     ),
 ]
+Expect = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--expect",
+        metavar="EXPR|FILE",
+        help="What the run should meet, e.g. 'all_reduce@16M: busbw >= 0.8*link'; or a file with one a line and # "
+        "before comments. Repeatable.",
+    ),
+]
+LinkRate = Annotated[
+    str,
+    typer.Option(
+        "--link",
+        metavar="RATE",
+        help="Rate of a host's link for --expect, e.g. 200gbit; by default the rate that the run states.",
+    ),
+]
 Backend = Annotated[
     str | None,
     typer.Option("--backend", metavar="NAMES", help=f"Backends, comma-separated: {join_names(BACKENDS)}."),

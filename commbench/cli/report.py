@@ -13,8 +13,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from commbench.analysis.expectations import Answer, judge, read_expectations
 from commbench.analysis.runs import network_model
-from commbench.cli.options import Format
+from commbench.cli.options import Expect, Format, LinkRate
 from commbench.cli.presentation import check_style, facts_table, print_page, print_run, print_unfinished
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
@@ -53,14 +54,20 @@ def report(
         bool,
         typer.Option("--model", help="Print only the network model: start-up times, rates, and their error."),
     ] = False,
+    expect: Expect = None,
+    link: LinkRate = "",
 ) -> int:
     """Print a run's rows and draw its page, report.html; needs neither torch nor MPI.
 
-    Several runs are overlaid on one page. With --format the rows are printed and no page is drawn.
+    Several runs are overlaid on one page. With --format the rows are printed and no page is drawn. With --expect the
+    page of a run says which expectations it meets, as commbench check does.
     """
     check_style(output_format)
     _check_options(paths, output_format, out=out, terminal=terminal, model=model)
     runs = [load_run(path) for path in paths]
+    if (expect or link) and (len(runs) > 1 or not expect):
+        raise InputError("--expect is of one run, and --link needs --expect; name one run and what it should meet.")
+    answers = judge(runs[0], read_expectations(expect), link) if expect else []
     console = make_console()
     if model:
         console.print(render_model(network_model(runs[0])))
@@ -71,7 +78,7 @@ def report(
         print_run(runs[0], output_format, console)
         print_unfinished(runs[0], make_console(sys.stderr))
     else:
-        _report_page(runs, out, console)
+        _report_page(runs, out, console, answers)
     return 0
 
 
@@ -88,14 +95,14 @@ def _check_options(paths: Sequence[Path], style: str, *, out: Path | None, termi
         raise InputError(f"{requested[0]} is of one run and {len(paths)} were named; name one.")
 
 
-def _report_page(runs: Sequence[Run], out: Path | None, console: Console) -> None:
+def _report_page(runs: Sequence[Run], out: Path | None, console: Console, answers: Sequence[Answer]) -> None:
     """Print the table of one run, write the page, and print its path last."""
     folder = out or (runs[0].path if len(runs) == 1 else default_out("report"))
     check_writable(folder)
     if len(runs) == 1:
         print_run(runs[0], "table", console)
         print_unfinished(runs[0], console)
-    print_page(write_page(runs, folder), console)
+    print_page(write_page(runs, folder, answers), console)
 
 
 def env(

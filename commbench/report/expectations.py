@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from commbench.analysis.expectations import Answer, Finding, Outcome
-from commbench.report.columns import Cell, Column, Tone, printed, tabulate
+from commbench.report.columns import Cell, Column, Table, Tone, printed, tabulate
 from commbench.units import counted
 
 _TONES: Mapping[Outcome, Tone] = {
@@ -38,8 +38,16 @@ def render_answers(answers: Sequence[Answer], link: str = "") -> RenderableType:
 
     Args:
         answers: of `commbench.analysis.expectations.judge`.
-        link: a clause on the link's rate; empty: none was used.
+        link: a clause on the link's rate; empty: it is unknown.
     """
+    *notes, counts = answer_sentences(answers)
+    if link and any(answer.expectation.of_link for answer in answers):
+        notes.append(f"{link[:1].upper()}{link[1:]}.")
+    return Group(printed(answer_table(answers)), Text(""), *map(Text, [*notes, counts]))
+
+
+def answer_table(answers: Sequence[Answer]) -> Table:
+    """Return a line for each row that an expectation covers; many rows that are met are one line."""
     lines = [
         _Line(answer=answer, finding=finding, is_first=number == 0)
         for answer in answers
@@ -52,18 +60,19 @@ def render_answers(answers: Sequence[Answer], link: str = "") -> RenderableType:
         Column("bound", _bound_text, is_number=True),
         Column("outcome", lambda line: Cell(str(line.finding.outcome), tone=_TONES[line.finding.outcome])),
     )
-    reasons = {
-        f"{line.finding.name}: {line.finding.outcome}. {line.finding.reason}" for line in lines if line.finding.reason
-    }
+    return tabulate(lines, columns)
+
+
+def answer_sentences(answers: Sequence[Answer]) -> list[str]:
+    """Return the reasons of rows that are not shown or not tested, and the number of expectations by outcome."""
+    findings = [finding for answer in answers for finding in answer.findings if finding.reason]
+    reasons = {f"{finding.name}: {finding.outcome}. {finding.reason}" for finding in findings}
     counts = [
         f"{sum(answer.outcome is outcome for answer in answers)} {outcome}"
         for outcome in reversed(Outcome)
         if any(answer.outcome is outcome for answer in answers)
     ]
-    uses_link = any(answer.expectation.of_link for answer in answers)
-    closing = f"{counted(len(answers), 'expectation')}: {', '.join(counts)}."
-    notes = [*sorted(reasons), *([f"{link[:1].upper()}{link[1:]}."] if uses_link and link else []), closing]
-    return Group(printed(tabulate(lines, columns)), Text(""), *map(Text, notes))
+    return [*sorted(reasons), f"{counted(len(answers), 'expectation')}: {', '.join(counts)}."]
 
 
 def _shortened(findings: Sequence[Finding]) -> list[Finding]:

@@ -129,6 +129,7 @@ def compare_family(
     margin: float = MARGIN,
     q: float = 0.05,
     paired: bool = False,
+    looks: int = 1,
     seed: int = 0,
 ) -> list[Comparison]:
     """Compare many cases at once, each given as (launch medians of A, launch medians of B), in the order given.
@@ -148,6 +149,8 @@ def compare_family(
         paired: a[i] and b[i] ran side by side: intervals resample pairs, and the test is Wilcoxon's where the pairs
             suffice for it to find a lone case in this family, else Mann-Whitney's, which drift shared by both sides
             makes cautious, never bold.
+        looks: how often the comparison may be made while launches are added; each look has an equal share of ``q`` and
+            of the 5 % of the verdict ``same`` (Bonferroni), so that all looks together err as seldom as one.
         seed: of the bootstrap.
 
     Raises:
@@ -155,6 +158,7 @@ def compare_family(
     """
     if not 0 <= margin < 1:
         raise InputError(f"a margin of {margin} is no relative difference: choose one from 0 to below 1, such as 0.02.")
+    q, level = q / looks, 1 - 0.05 / looks
     sizes = runs or [[len(a)] for a, _ in pairs]
     cases = [_sides_of(a, b, of_runs, paired=paired) for (a, b), of_runs in zip(pairs, sizes, strict=True)]
     testable = {i: sides for i, sides in enumerate(cases) if sides.is_testable}
@@ -166,7 +170,7 @@ def compare_family(
     for i, sides in testable.items():
         # What decides this case; for one not selected, what would if it were selected too.
         alpha = q * (len(selected) + (i not in selected)) / m
-        plain, adjusted = sides.intervals((0.95, 1 - alpha), seed)
+        plain, adjusted = sides.intervals((level, 1 - alpha), seed)
         verdict, interval = _judge(plain, adjusted if i in selected else None, margin)
         comparisons[i] = replace(
             comparisons[i],

@@ -128,8 +128,8 @@ def candidates(
         fastest += [candidate] if not fastest or group.ratio(candidate) > group.ratio(fastest[-1]) else []
     plain = [candidate for candidate in faster if candidate.case.is_plain]
     usable = [candidate for candidate in ranked if not withheld(candidate.case, group.case, info)]
-    chosen = [group.baseline, *fastest[:1], *plain[:1], *fastest[1:], *(usable or ranked)[:1]]
-    return list(dict.fromkeys(dataclasses.replace(candidate.case, phase=CONFIRM) for candidate in chosen))
+    to_confirm = [group.baseline, *fastest[:1], *plain[:1], *fastest[1:], *(usable or ranked)[:1]]
+    return list(dict.fromkeys(dataclasses.replace(candidate.case, phase=CONFIRM) for candidate in to_confirm))
 
 
 def comparable(
@@ -231,7 +231,7 @@ def _unfit(
     diverged = any(math.isfinite(theirs.steps) and not math.isfinite(own.steps) for own, theirs in pairs)
     increases = [(own.steps - theirs.steps) / abs(theirs.steps) for own, theirs in pairs if theirs.steps]
     increase = median(increases) if increases else 0.0
-    judged = {
+    reasons = {
         "its ranks ended with different parameters": any(record.ranks_agree is False for record in timed),
         "the gradient scaler skipped every step": sum(r.skipped_steps for r in timed) >= sum(map(steps_of, timed)),
         "its loss is not finite": diverged,
@@ -239,7 +239,7 @@ def _unfit(
             max_loss_increase is not None and increase > max_loss_increase
         ),
     }
-    return next((why for why, is_so in judged.items() if is_so), "")
+    return next((why for why, is_so in reasons.items() if is_so), "")
 
 
 # ------------------------------------------------------------------------------------------------- the decision
@@ -304,18 +304,18 @@ class _Decision:
         speedups = {candidate.case: self._speedup(candidate) for candidate in group.alternatives}
         ranked = sorted(group.alternatives, key=group.ratio, reverse=True)
         usable = [candidate for candidate in ranked if not withheld(candidate.case, case, self.info)]
-        verdict, judged = self._verdict(usable, speedups)
+        verdict, leader = self._verdict(usable, speedups)
         if self.fresh and ranked and not usable:
             verdict = "keep"
         choices = {candidate.case: _choice_of(candidate, speedups[candidate.case]) for candidate in ranked}
         baseline = self._baseline_choice()
-        best = judged if judged is not None and group.ratio(judged) > 1 else None
+        best = leader if leader is not None and group.ratio(leader) > 1 else None
         plain = next(
             (candidate for candidate in ranked if candidate.case.is_plain and group.ratio(candidate) > 1), None
         )
-        chosen = choices[best.case] if best else baseline
-        shown = judged or next(iter(ranked), None)
-        judged_speedup = speedups[shown.case] if shown else None
+        best_choice = choices[best.case] if best else baseline
+        reported = leader or next(iter(ranked), None)
+        judged_speedup = speedups[reported.case] if reported else None
         launches = judged_speedup.launches if judged_speedup else 0
         level = judged_speedup.interval.level if judged_speedup and judged_speedup.interval else FIRST_LOOK
         snippet = self._snippet(best if verdict == "change" else None)
@@ -325,14 +325,14 @@ class _Decision:
             backend=case.backend,
             batch_per_rank=case.batch_per_rank,
             baseline=baseline,
-            best=chosen,
+            best=best_choice,
             best_uncompressed=choices[plain.case] if plain else self._plain_of_sweep() or baseline,
-            speedup=chosen.speedup,
-            speedup_ci=chosen.speedup_ci,
+            speedup=best_choice.speedup,
+            speedup_ci=best_choice.speedup_ci,
             verdict=verdict,
             level=level,
             reason=self._reason(
-                verdict, choices[judged.case] if judged else None, judged_speedup, level, has_withheld=bool(ranked)
+                verdict, choices[leader.case] if leader else None, judged_speedup, level, has_withheld=bool(ranked)
             ),
             snippet=snippet,
             measured_steps=measured_steps(self.records),
@@ -347,7 +347,7 @@ class _Decision:
             warnings=self._warnings(best, judged_speedup, level),
             max_accuracy_loss=self.info.get("max_accuracy_loss"),
             too_costly=self._too_costly(),
-            launch_advice=self._launch_advice(judged, level) if verdict == "inconclusive" and judged else "",
+            launch_advice=self._launch_advice(leader, level) if verdict == "inconclusive" and leader else "",
         )
 
     def _snippet(self, candidate: Trained | None) -> str:
@@ -375,8 +375,8 @@ class _Decision:
     def _safe(self, ranked: Sequence[Trained], speedups: Mapping[TrainingCase, Speedup | None]) -> SafeChoice:
         """Return the fastest alternative that leaves learning unchanged, judged on its own."""
         safe = [candidate for candidate in ranked if not alters_learning(candidate.case, self.group.case)]
-        verdict, judged = self._verdict(safe, speedups)
-        best = judged if judged is not None and self.group.ratio(judged) > 1 else None
+        verdict, leader = self._verdict(safe, speedups)
+        best = leader if leader is not None and self.group.ratio(leader) > 1 else None
         choice = _choice_of(best, speedups[best.case]) if best else self._baseline_choice()
         snippet = self._snippet(best if verdict == "change" else None)
         return SafeChoice(**vars(choice), verdict=verdict, snippet=snippet)

@@ -1,11 +1,15 @@
 """Tests of ``commbench check``: exit codes, the table, JSON, files of expectations, bad input, and measuring."""
 
 import json
-import shutil
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from commands import Command
 from kept import RESULTS
+from launching import mpirun
 
 LINKS = RESULTS / "links_1gbit_xeon2core_20261121"
 ROOT = RESULTS.parent
@@ -55,6 +59,16 @@ def test_json_is_one_document(commbench: Command) -> None:
     assert row["bound"] < low < row["value"] < high
 
 
+def test_the_page_has_the_answers(commbench: Command) -> None:
+    """Draw a section with the outcome of each row."""
+    done = commbench(f"report {LINKS} --expect bandwidth@16M:busbw>=0.99*link --out page")
+    html = (commbench.home / "page" / "report.html").read_text(encoding="utf-8")
+    assert 0 == done.code
+    assert "Expectations" in html
+    assert "1 expectation: 1 not met." in html
+    assert "Expectations" not in (LINKS.parent / "bench_xeon2core_20261121" / "report.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", ["accept_node", "accept_cluster"])
 def test_files_of_expectations_are_understood(commbench: Command, name: str) -> None:
     """Read the files of benchmarks/, with their comments."""
@@ -70,6 +84,8 @@ def test_files_of_expectations_are_understood(commbench: Command, name: str) -> 
         (f"check {LINKS} --expect nothing.expect", "is no expectation, and no file that can be read (No such file"),
         (f"check {LINKS} --expect wrong=0 -n 2", "is judged as it is: leave out the options of measuring"),
         ("check nowhere --expect wrong=0", "nowhere"),
+        (f"report {LINKS} {LINKS} --expect wrong=0", "--expect is of one run"),
+        (f"report {LINKS} --link 1gbit", "--link needs --expect"),
         ("check --expect wrong=0", "No expectation names an operation to measure"),
         ("check --expect train:step<=1s", "check measures no training; run commbench train, then check its run."),
     ],
@@ -91,14 +107,13 @@ def test_a_dry_run_lists_the_cases(commbench: Command) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
-def test_it_measures_and_judges(commbench: Command) -> None:
+def test_it_measures_and_judges(tmp_path: Path) -> None:
     """Measure two ranks over MPI; shared memory meets the transport, and no result is wrong."""
-    pytest.importorskip("mpi4py")
-    if not shutil.which("mpirun"):
-        pytest.skip("needs mpirun")
-    texts = ("latency@8[backend=mpi]:transport=sm", "latency@8[backend=mpi]:time<=1s", "wrong=0")
-    words = " ".join(f"--expect {text}" for text in texts)
-    done = commbench(f"check {words} -n 2 --oversubscribe --budget quick --out run --json")
-    document = json.loads(done.out)
-    assert (0, "met") == (done.code, document["outcome"]), done.err
-    assert (commbench.home / "run" / "collectives.csv").exists()
+    environment = {**os.environ, **mpirun().environment(), "PYTHONPATH": str(ROOT)}
+    words = [word for text in ("latency@8[backend=mpi]: transport = sm", "wrong = 0") for word in ("--expect", text)]
+    command = [sys.executable, "-m", "commbench", "check", *words, "-n", "2", "--oversubscribe", "--budget", "quick"]
+    command += ["--out", str(tmp_path / "run"), "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert "met" == json.loads(done.stdout)["outcome"]
+    assert (tmp_path / "run" / "collectives.csv").exists()

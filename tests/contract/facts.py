@@ -27,7 +27,22 @@ WORDS = frozenset({"case", "doubts", "evidence", "flags", "help", "paragraph", "
 }
 #: Columns and keys that came later than the record.
 ADDED = frozenset(
-    {"--accept-loss", "--env", "--visits", "altering", "blocks", "disturbed", "env", "env_reason", "framework_us"}
+    {
+        "--accept-loss",
+        "--env",
+        "--expect",
+        "--link",
+        "--until-decided",
+        "looks",
+        "options/compare/--time-limit",
+        "--visits",
+        "altering",
+        "blocks",
+        "disturbed",
+        "env",
+        "env_reason",
+        "framework_us",
+    }
     | {"live", "probes_us", "repeating_s", "revisiting_s", "safe", "speedup_fp16", "speedup_fp16_ci_high"}
     | {
         "speedup_fp16_ci_low",
@@ -217,7 +232,7 @@ def _recorded_columns(columns: Iterable[str]) -> str:
 def _flat(path: str, value: Json) -> Iterator[tuple[str, Value]]:
     """Yield each leaf of a document with its path, and the length of each list."""
     if isinstance(value, Mapping):
-        value = {key: inner for key, inner in value.items() if key not in ADDED}
+        value = {key: inner for key, inner in value.items() if ADDED.isdisjoint({key, f"{path}/{key}"})}
         yield f"{path}/#", len(value)
         for key, inner in value.items():
             yield from _flat(f"{path}/{key}", inner)

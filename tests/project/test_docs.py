@@ -4,8 +4,12 @@ import html
 import importlib.util
 import io
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -97,6 +101,32 @@ def test_terminals_are_drawn_from_recordings(cast: Path) -> None:
     assert load_generator().terminal.draw(cast) == drawing
     last = json.loads(cast.read_text(encoding="utf-8").splitlines()[-1])[2].splitlines()[-1]
     assert html.escape(last) in drawing
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("planted", ["", "[gone](gone.md)", "[gone](measuring.md#gone)"])
+def test_the_site_is_built_without_a_broken_link(tmp_path: Path, planted: str) -> None:
+    """Build all pages; refuse a link to a page or to an anchor that does not exist."""
+    pytest.importorskip("mkdocs")
+    docs = tmp_path / "copy" / "docs"
+    shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (
+        "mkdocs.yml",
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "results/README.md",
+        "benchmarks/README.md",
+    ):
+        (docs.parent / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, docs.parent / name)
+    with (docs / "reading.md").open("a", encoding="utf-8") as page:
+        page.write(f"\n{planted}\n")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=docs.parent, env=environment, capture_output=True, text=True, check=False)
+    assert bool(planted) == (done.returncode != 0), done.stderr
+    assert (tmp_path / "site" / "commands.html").exists() or planted
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)

@@ -106,7 +106,7 @@ def test_output_in_pages_is_what_report_prints(
     """Quote only lines that ``commbench report`` prints, in their order."""
     block = (ROOT / name).read_text(encoding="utf-8").split(f"<!-- {marked} -->")[1].split("```")[1]
     lines = [line.rstrip() for line in block.splitlines() if line and not line.startswith(("Measuring ", "..."))]
-    monkeypatch.setattr("commbench.cli.report.write_page", lambda _, folder: folder / "report.html")
+    monkeypatch.setattr("commbench.cli.report.write_page", lambda _, folder, *__: folder / "report.html")
     monkeypatch.chdir(ROOT)
     printed = commbench(f"report results/{newest(run)} --out {commbench.home}").out
     following = iter(line.rstrip() for line in printed.splitlines())
@@ -124,8 +124,12 @@ def test_figures_of_the_c_loop() -> None:
         ratio, low, high = (f"{number:.3f}" for number in numbers)
         assert f"{ratio} [{low}, {high}]" in text, line
     ratios = [float(line["ratio"]) for line in lines]
+    small = [f"{float(lines[0][name]):.3f}" for name in ("ratio", "ratio_ci_low", "ratio_ci_high")]
     said = f"{min(ratios):.2f} to {max(ratios):.2f} times the C loop's time in six cases; all-reduce of 8 B: "
-    assert f"{said}0.998 [0.988, 1.002], where a Python loop reads 1.97 times" in page("README.md")
+    said += (
+        f"{small[0]} [{small[1]}, {small[2]}], where a Python loop reads {float(lines[0]['python_ratio']):.2f} times"
+    )
+    assert said in page("README.md")
 
 
 def test_figures_of_the_self_check() -> None:
@@ -150,6 +154,18 @@ def test_figures_of_recommendations(name: str, decimals: int, pages: list[str]) 
     speedup, low, high = (f"{number:.{decimals}f}" for number in (recommendation.speedup, *recommendation.speedup_ci))
     for each in pages:
         assert re.search(rf"{re.escape(speedup)}\D.*?\[{re.escape(low)}, {re.escape(high)}\]", page(each)), each
+
+
+def test_figures_of_int8() -> None:
+    """State the speedup of int8 over half precision with its interval."""
+    recommendation = kept("train_resnet18_int8_1gbit").recommendation
+    assert recommendation is not None
+    [lossy] = [choice for choice in recommendation.altering if choice.effect == "lossy"]
+    assert lossy.speedup_half_ci is not None
+    low, high = lossy.speedup_half_ci
+    assert f"{lossy.speedup_half:.3f} times as fast as one with FP16 [{low:.3f}, {high:.3f}]" in page(
+        "docs/evidence.md"
+    )
 
 
 def test_figures_of_accuracy_lost() -> None:
@@ -208,9 +224,10 @@ def test_figures_of_what_live_tuning_costs() -> None:
     assert f"Of {len(verdicts)} tunings among twelve equal settings, of 600 steps at most, none ended" in text
 
 
-def test_figures_of_the_intervals_of_live_tuning() -> None:
+@pytest.mark.parametrize("theme", ["live_narrow", "live_narrow_launches"])
+def test_figures_of_the_intervals_of_live_tuning(theme: str) -> None:
     """State the half-widths and wall times of both commands, pair by pair."""
-    found = json.loads((RESULTS / newest("live_narrow") / "live_tuning.json").read_text())["narrow"]
+    found = json.loads((RESULTS / newest(theme) / "live_tuning.json").read_text())["narrow"]
     text = " ".join(page("docs/tune-your-training.md").split())
     for name in ("train", "tune"):
         *widths, last_width = (f"{100 * width:.1f}" for width in found[name])
@@ -236,9 +253,8 @@ def test_figures_of_selection() -> None:
 def test_figures_of_the_fitted_model() -> None:
     """State the error at held-out sizes and the cost of calls from Python."""
     text = page("docs/measuring.md")
-    for name in ("bench", "quick"):
-        error = network_model(kept(name)).to_json()["held_out_error"]
-        assert f"are 4 to 8 apart, it is {100 * error:.0f} %" in text
+    error = network_model(kept("bench")).to_json()["held_out_error"]
+    assert f"are 4 to 8 apart, it is {100 * error:.0f} %" in text
     with (RESULTS / newest("accuracy") / "accuracy.csv").open() as file:
         shortest = next(csv.DictReader(file))
     added = float(shortest["python_us"]) - float(shortest["native_us"])

@@ -119,6 +119,7 @@ def compare(
     force: bool = False,
     margin: float = MARGIN,
     q: float = FALSE_DISCOVERY_RATE,
+    looks: int = 1,
     seed: int = 0,
 ) -> ComparisonTable:
     """Compare run B with run A, or with several baselines; a ratio above 1 means that B takes longer.
@@ -132,6 +133,7 @@ def compare(
         force: whether to compare under different conditions.
         margin: relative difference that does not matter.
         q: false discovery rate of the verdicts ``faster`` and ``slower``.
+        looks: how often the runs may be compared while launches are added; see `commbench.stats.compare_family`.
         seed: of the bootstrap.
 
     Raises:
@@ -158,7 +160,7 @@ def compare(
     if not force:
         _refuse_unsound([difference for difference in unlike if difference.is_among_baselines], "The baselines")
         _refuse_unsound(unlike, "A and B")
-    comparisons = _judged(pairs, margin=margin, q=q, seed=seed, force=force)
+    comparisons = _judged(pairs, margin=margin, q=q, looks=looks, seed=seed, force=force)
     keys_only_in_a = [key for key in side_a if key not in side_b]
     lost = [key for key in keys_only_in_a if side_a[key].timed] if _was_cut_short(run_b, baselines) else []
     return ComparisonTable(
@@ -217,7 +219,7 @@ def _loaded(run: Run | str | Path) -> Run:
 
 
 def _judged(
-    pairs: Sequence[tuple[Pooled, Measured]], *, margin: float, q: float, seed: int, force: bool
+    pairs: Sequence[tuple[Pooled, Measured]], *, margin: float, q: float, looks: int, seed: int, force: bool
 ) -> list[Comparison]:
     """Return the verdicts; none for cases that were timed differently."""
     comparisons = stats.compare_family(
@@ -225,6 +227,7 @@ def _judged(
         runs=[[len(member.medians_us) for member in a.timed] for a, _ in pairs],
         margin=margin,
         q=q,
+        looks=looks,
         seed=seed,
     )
     return [

@@ -54,15 +54,17 @@ def bandwidths(run: Run) -> Iterable[Finding]:
     best = {backend: max(rows, key=lambda row: row.busbw_GBps or 0.0) for backend, rows in cases.items()}
     if not best:
         return
-    named_cases = {backend: _best_of(rows) for backend, rows in cases.items()}
-    named = "{} " if len({_what(row) for row in best.values()}) > 1 else ""
-    judged_by = next(iter(named_cases.values()))
-    if len(set(named_cases.values())) > 1:
-        judged_by = "; ".join(f"{name}: {text}" for name, text in named_cases.items())
+    case_names = {backend: _best_of(rows) for backend, rows in cases.items()}
+    name_format = "{} " if len({_what(row) for row in best.values()}) > 1 else ""
+    measured_by = next(iter(case_names.values()))
+    if len(set(case_names.values())) > 1:
+        measured_by = "; ".join(f"{name}: {text}" for name, text in case_names.items())
     yield Finding(
         label="Bandwidth",
-        texts=_lines(run, [f"{backend} {named.format(_what(row))}{_rate(run, row)}" for backend, row in best.items()]),
-        details=[f"Bus bandwidth of {judged_by}.", *_flag_sentences(best)],
+        texts=_lines(
+            run, [f"{backend} {name_format.format(_what(row))}{_rate(run, row)}" for backend, row in best.items()]
+        ),
+        details=[f"Bus bandwidth of {measured_by}.", *_flag_sentences(best)],
         is_lead=_is_lead(run),
     )
 
@@ -115,15 +117,15 @@ def _share(part: float | None, whole: float | None) -> str:
     return f"{100 * part / whole:.0f} %" if part is not None and whole else "an unknown share"
 
 
-def _flag_sentences(shown: Mapping[str, Row]) -> list[str]:
-    """Return one sentence for each backend whose shown row has flags."""
+def _flag_sentences(row_of_backend: Mapping[str, Row]) -> list[str]:
+    """Return one sentence for each backend whose row has flags."""
     briefs = {
         name: [
             flag.brief.format(overhead=_share(row.harness_us, row.time_us), and_framework=_and_framework(row))
             for flag in split_flags(row.flags)
             if flag.brief
         ]
-        for name, row in shown.items()
+        for name, row in row_of_backend.items()
     }
     clauses = [f"{name}: {', '.join(texts)}" for name, texts in briefs.items() if texts]
     return [f"{'; '.join(clauses)}."] if clauses else []
@@ -179,7 +181,7 @@ def pairs(run: Run) -> Iterable[Finding]:
 def _range(matrix: Matrix) -> str:
     """Return the range of the pairs, separately between hosts and within hosts if both exist."""
     kinds = {"between hosts": matrix.is_inter, "within hosts": ~matrix.is_inter}
-    ranges = {kind: text for kind, chosen in kinds.items() if (text := name_range(matrix, chosen))}
+    ranges = {kind: text for kind, pairs in kinds.items() if (text := name_range(matrix, pairs))}
     if len(ranges) == 1:
         return next(iter(ranges.values()))
     return ", ".join(f"{text} {kind}" for kind, text in ranges.items())
@@ -327,19 +329,23 @@ class _Warning(NamedTuple):
 
 def _warnings(runs: Sequence[Run]) -> Iterable[Finding]:
     """Yield the most severe warnings about each run, and the number of further ones."""
-    judged = [(run, _warnings_about(run)) for run in runs]
-    hidden = [warning for _, warnings in judged for warning in warnings[MOST_WARNINGS:]]
-    first = next((warning for _, warnings in judged for warning in warnings), None)
+    warnings_of_runs = [(run, _warnings_about(run)) for run in runs]
+    hidden = [warning for _, warnings in warnings_of_runs for warning in warnings[MOST_WARNINGS:]]
+    first = next((warning for _, warnings in warnings_of_runs for warning in warnings), None)
     if first:
-        shown = {
-            run.name: list(map(_warning_sentence, warnings[:MOST_WARNINGS])) for run, warnings in judged if warnings
+        texts_by_run = {
+            run.name: list(map(_warning_sentence, warnings[:MOST_WARNINGS]))
+            for run, warnings in warnings_of_runs
+            if warnings
         }
-        texts = next(iter(shown.values()))
+        texts = next(iter(texts_by_run.values()))
         if len(runs) > 1:
-            texts = [f"{name}: {' '.join(sentences)}" for name, sentences in shown.items()]
+            texts = [f"{name}: {' '.join(sentences)}" for name, sentences in texts_by_run.items()]
         link_words = [f"{counted(len(hidden), 'more warning')}"] if hidden else []
         link_words += (
-            ["what to try"] if any(warning.has_remedy for _, warnings in judged for warning in warnings) else []
+            ["what to try"]
+            if any(warning.has_remedy for _, warnings in warnings_of_runs for warning in warnings)
+            else []
         )
         more = ((hidden or [first])[0].section, _sentence(" and ".join(link_words))) if link_words else None
         yield Finding(label="Warnings", texts=texts, tone="warning", more=more)
@@ -386,9 +392,9 @@ def _is_not_width(flag: str) -> bool:
     return flag != NOISE.name
 
 
-def _with_flags(row: Flagged, is_kept: Callable[[str], bool]) -> _FlaggedRow:
-    kept = (flag.name for flag in split_flags(row.flags) if is_kept(flag.name))
-    return _FlaggedRow(join_flags(kept), row.status, row.reason, row.reason_code)
+def _with_flags(row: Flagged, is_visible: Callable[[str], bool]) -> _FlaggedRow:
+    flags = (flag.name for flag in split_flags(row.flags) if is_visible(flag.name))
+    return _FlaggedRow(join_flags(flags), row.status, row.reason, row.reason_code)
 
 
 def _grave(run: Run, section: str, rows: Sequence[Flagged], things: Things) -> list[_Warning]:

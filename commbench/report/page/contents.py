@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from commbench.analysis.expectations import Answer
 from commbench.analysis.runs import network_model, straggler_findings
 from commbench.analysis.watched import Part, RankTime, parts_of, rank_times, watched_sentences
 from commbench.collectives.composed import MATRIX
@@ -25,6 +26,7 @@ from commbench.report.columns import (
     verdict_cell,
 )
 from commbench.report.env import env_tables
+from commbench.report.expectations import answer_sentences, answer_table
 from commbench.report.figures.drawing import Drawing
 from commbench.report.matrix import conclude
 from commbench.report.model import conclude_model, model_tables
@@ -155,12 +157,15 @@ _PREDICTED: list[Column[PredictionRow]] = [
 _MOST_NAMED = 3
 
 
-def make_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool) -> Page:
+def make_page(
+    runs: Sequence[Run], drawings: Sequence[Drawing], answers: Sequence[Answer] = (), *, beside: bool
+) -> Page:
     """Build the contents of a page.
 
     Args:
         runs: one, or several to overlay.
         drawings: their figures.
+        answers: to expectations of the only run.
         beside: whether the page lies beside the files of its only run.
     """
     several = len(runs) > 1
@@ -169,6 +174,12 @@ def make_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool)
     is_matrix = all(row.pattern == MATRIX for run in runs for row in run.rows)
     sections = [
         *([_compared(runs)] if several else []),
+        Section(
+            name="expectations",
+            title="Expectations",
+            sentences=answer_sentences(answers) if answers else [],
+            tables=[answer_table(answers)] if answers else [],
+        ),
         *([trained] if is_tuning else []),
         *([pairs, measured] if is_matrix else [measured, pairs]),
         *([] if is_tuning else [trained]),

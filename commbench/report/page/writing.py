@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commbench.analysis.expectations import Answer
 from commbench.errors import InputError
 from commbench.report.figures.drawing import Drawing, theme_variables
 from commbench.report.figures.words import run_names
@@ -31,12 +32,13 @@ _OURS = '<meta name="generator" content="commbench">'
 _LINKED = re.compile(rf'href="{FIGURES}/([a-z0-9-]+\.png)"')
 
 
-def write_page(runs: Sequence[Run], out: Path) -> Path:
+def write_page(runs: Sequence[Run], out: Path, answers: Sequence[Answer] = ()) -> Path:
     """Write ``report.html`` and ``figures/*.png`` into a directory; remove the figures of an older page there.
 
     Args:
         runs: one, or several to overlay.
         out: the directory; created if missing.
+        answers: to expectations of the only run.
 
     Returns:
         The page's path.
@@ -50,7 +52,7 @@ def write_page(runs: Sequence[Run], out: Path) -> Path:
         runs = [replace(run, alias=name) for run, name in zip(runs, run_names(runs), strict=True)]
     drawings = all_figures(runs)
     beside = len(runs) == 1 and out.resolve() == runs[0].path.resolve()
-    html = render_page(runs, drawings, beside=beside)
+    html = render_page(runs, drawings, answers, beside=beside)
     with _refusing(out):
         _write(out, html, drawings)
     return out / PAGE
@@ -81,12 +83,15 @@ def _refusing(out: Path) -> Iterator[None]:
         raise InputError(f"No page can be written into {out} ({reason}); name another directory with --out.") from error
 
 
-def render_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: bool) -> str:
+def render_page(
+    runs: Sequence[Run], drawings: Sequence[Drawing], answers: Sequence[Answer] = (), *, beside: bool
+) -> str:
     """Return the page as HTML without references to other files.
 
     Args:
         runs: as for `write_page`.
         drawings: the runs' figures.
+        answers: as for `write_page`.
         beside: whether the page lies beside the files of its only run.
     """
     from markupsafe import Markup
@@ -94,7 +99,7 @@ def render_page(runs: Sequence[Run], drawings: Sequence[Drawing], *, beside: boo
     script = _read("page.js")
     return template_of(_HERE / "page.html").render(
         long=LONG,
-        page=make_page(runs, drawings, beside=beside),
+        page=make_page(runs, drawings, answers, beside=beside),
         figures=FIGURES,
         svg_of=lambda drawing: Markup(drawing.svg),  # noqa: S704 - escaped where it was drawn
         style=Markup(style_sheet()),  # noqa: S704 - our own file

@@ -1,0 +1,162 @@
+"""Tests of ``commbench compare --until-decided``: commands, order, looks, the time limit, and how often it errs."""
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import make_case, make_info, make_record
+from commands import Command
+from networks import write_run
+
+from commbench import stats
+from commbench.cli.interleave import LOOKS, Side, measure_until_decided, parse_side
+from commbench.errors import InputError, LaunchError
+from commbench.stats import Verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "environment"),
+    [
+        ("run -c all_reduce", [sys.executable, "-m", "commbench", "run", "-c", "all_reduce"], {}),
+        ("commbench run p2p", [sys.executable, "-m", "commbench", "run", "p2p"], {}),
+        ("A=1 B='x y' run", [sys.executable, "-m", "commbench", "run"], {"A": "1", "B": "x y"}),
+        ("sh -c run", ["sh", "-c", "run"], {}),
+    ],
+)
+def test_a_command_is_of_this_version_or_names_a_program(
+    tmp_path: Path, text: str, command: Sequence[str], environment: dict[str, str]
+) -> None:
+    """Start this version unless the command begins with a program; take variables from its front."""
+    side = parse_side(text, "a", tmp_path)
+    assert (command, environment, tmp_path / "a") == (side.command, side.environment, side.folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "does not measure; write one such as"),
+        ("A=1", "does not measure"),
+        ("report results/mine", "does not measure"),
+        ("run 'p2p", "is not understood: No closing quotation"),
+        ("run --out here", "has --out, which is chosen here; leave it out"),
+        ("run --launches=3", "has --launches, which is chosen here"),
+        ("/no/such/commbench run", "begins with /no/such/commbench, which is no program"),
+    ],
+)
+def test_what_does_not_measure_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    """Name the side and the mistake."""
+    with pytest.raises(InputError, match=f"Command B.*{sentence}"):
+        parse_side(text, "b", tmp_path)
+
+
+class Simulated:
+    """Two runs whose launches are drawn when they are asked for, and a clock that each launch moves by a second."""
+
+    def __init__(self, folder: Path, ratio: float, monkeypatch: pytest.MonkeyPatch, spread: float = 0.01) -> None:
+        self.seconds = 0.0
+        self.order: list[tuple[str, int]] = []
+        self.lines: list[str] = []
+        generator = np.random.default_rng(3)
+        times = {name: np.exp(spread * generator.standard_normal(LOOKS[-1])) for name in ("a", "b")}
+        times["b"] *= ratio
+        self.sides = [Side(name=name, command=[], environment={}, folder=folder / name) for name in ("a", "b")]
+
+        def launch(side: Side, launches: int) -> None:
+            self.seconds += 1
+            self.order.append((side.name, launches))
+            of_side = 10 * times[side.name][:launches]
+            records = [make_record(make_case(), launch=number, time_us=time) for number, time in enumerate(of_side)]
+            shutil.rmtree(side.folder, ignore_errors=True)
+            write_run(side.folder, records, **make_info())
+
+        monkeypatch.setattr(Side, "launch", launch)
+
+    def decide(self, seconds: float = 1e9) -> dict[Verdict, int]:
+        """Measure, and return the number of cases by verdict."""
+        table = measure_until_decided(
+            self.sides, seconds=seconds, margin=0.02, report=self.lines.append, clock=lambda: self.seconds
+        )
+        return table.counts
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(1.2, Verdict.SLOWER), (0.8, Verdict.FASTER), (1.0, Verdict.SAME)])
+def test_it_ends_with_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, verdict: Verdict
+) -> None:
+    """End at the first look at which the case has a verdict."""
+    simulated = Simulated(tmp_path, ratio, monkeypatch)
+    assert 1 == simulated.decide()[verdict]
+    assert len(simulated.order) / 2 in LOOKS
+    assert simulated.lines[-1].endswith("1 of 1 case decided")
+
+
+def test_sides_take_turns_at_being_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the launches of both sides in the order A B B A."""
+    simulated = Simulated(tmp_path, 1.2, monkeypatch)
+    simulated.decide()
+    assert [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("a", 3), ("b", 3)] == simulated.order[:6]
+
+
+def test_the_time_limit_ends_it_with_a_last_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin no pair of launches that would end behind the limit, and compare what there is."""
+    simulated = Simulated(tmp_path, 1.0, monkeypatch, spread=0.2)
+    assert 1 == simulated.decide(seconds=9)[Verdict.INCONCLUSIVE]
+    assert 8 == len(simulated.order)
+    assert "4 launches of each: 0 of 1 case decided" == simulated.lines[-1]
+
+
+def test_a_failed_launch_names_its_log(tmp_path: Path) -> None:
+    """Raise with the exit code and the file that has the output."""
+    side = Side(name="a", command=["sh", "-c", "echo no; exit 7"], environment={}, folder=tmp_path / "a")
+    with pytest.raises(LaunchError, match=r"Launch 1 of A ended with code 7; .*a\.log has its output"):
+        side.launch(1)
+    assert "no\n" == (tmp_path / "a.log").read_text()
+
+
+def error_rate(wrong: Callable[[Verdict], bool], ratio: float, runs: int = 300) -> float:
+    """Return the share of simulated comparisons of which any look gives a wrong verdict."""
+    generator = np.random.default_rng(11)
+    errors = 0
+    for _ in range(runs):
+        a, b = np.exp(0.03 * generator.standard_normal((2, LOOKS[-1])))
+        for launches in LOOKS:
+            pair = (list(a[:launches]), list(ratio * b[:launches]))
+            [comparison] = stats.compare_family([pair], looks=len(LOOKS))
+            if comparison.verdict is not Verdict.INCONCLUSIVE:
+                errors += wrong(comparison.verdict)
+                break
+    return errors / runs
+
+
+@pytest.mark.parametrize(
+    ("ratio", "is_wrong"),
+    [
+        (1.0, lambda verdict: verdict is not Verdict.SAME),
+        (1.02, lambda verdict: verdict in {Verdict.SLOWER, Verdict.FASTER}),
+        (1.0201, lambda verdict: verdict is Verdict.SAME),
+    ],
+)
+def test_seven_looks_err_seldom(ratio: float, is_wrong: Callable[[Verdict], bool]) -> None:
+    """Give a wrong verdict in at most 5 % of comparisons, whichever look ends them."""
+    assert error_rate(is_wrong, ratio) <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("compare --until-decided one", "--until-decided takes two commands and got 1"),
+        ("compare --until-decided -- report env", "Command A 'report' does not measure"),
+        ("compare a b --time-limit 3", "--time-limit 3 is of --until-decided"),
+        ("compare --until-decided --time-limit 0 -- run run", "--time-limit 0 is no number of seconds above 0"),
+    ],
+)
+def test_bad_input_is_one_sentence(commbench: Command, line: str, sentence: str) -> None:
+    """End with code 2 and write nothing."""
+    before = commbench.files()
+    done = commbench(line)
+    assert (2, "") == (done.code, done.out)
+    assert sentence in done.err
+    assert before == commbench.files()
