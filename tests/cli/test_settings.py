@@ -51,10 +51,14 @@ def test_options_become_settings_beside_the_own() -> None:
     assert (expected, "mine", 3) == (settings, suite, depth)
 
 
+#: Fields of the settings without an option of their own.
+SET_BY_COMMANDS = ("prints_rows", "style")
+
+
 @pytest.mark.parametrize("measuring", [bench, run, train, tune, command])
 def test_shared_options_stand_behind_the_own(measuring: object) -> None:
-    """List shared options last, in field order, in every measuring command, without `style`."""
+    """List shared options last, in field order, in every measuring command, without those that commands set."""
     names = list(inspect.signature(measuring).parameters)  # type: ignore[arg-type]  # parametrize knows no types
-    shared = [name for name in inspect.signature(Settings).parameters if name != "style"]
+    shared = [name for name in inspect.signature(Settings).parameters if name not in SET_BY_COMMANDS]
     assert shared == names[-len(shared) :]
-    assert not {"settings", "style"} & set(names)
+    assert not {"settings", *SET_BY_COMMANDS} & set(names)

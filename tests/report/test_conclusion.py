@@ -210,7 +210,7 @@ def test_undecided_file_is_read_back() -> None:
 def test_setting_has_what_a_user_chooses() -> None:
     """Include every field of a case except where and when it runs."""
     missing = {f.name for f in dataclasses.fields(TrainingCase)} - setting_of(BASE).keys()
-    assert {"workload", "world_size", "batch_per_rank", "backend", "phase"} == missing
+    assert {"workload", "world_size", "batch_per_rank", "backend", "env", "phase"} == missing
 
 
 def test_a_foreign_recommendation_is_refused() -> None:
