@@ -110,8 +110,10 @@ lint: $(DEV) ## Check style, format, types, the direction of imports, and words.
 	$(BIN)/lint-imports
 	$(BIN)/codespell commbench tests benchmarks docs README.md CONTRIBUTING.md
 
-docs: $(DEV) ## Write the pages into site/, with a search; every link is checked.
-	$(BIN)/mkdocs build --strict --quiet
+docs: ## Write the pages into site/, with a search; every link is checked. It has an environment of its own.
+	@[ -x '$(VENV)-docs/bin/mkdocs' ] || { $(PYTHON) -m venv '$(VENV)-docs' \
+	    && '$(VENV)-docs/bin/python' -m pip install --quiet mkdocs-material -c constraints.txt; }
+	NO_MKDOCS_2_WARNING=1 '$(VENV)-docs/bin/mkdocs' build --strict --quiet
 
 evidence: $(DEV) ## Make the kept runs that are older than the code again; hours, on a quiet machine.
 	@$(BIN)/python benchmarks/evidence.py $(ARGS)
