@@ -43,6 +43,14 @@ class Command:
         captured = self._capsys.readouterr()
         return Outcome(int(ended.value.code or 0), captured.out, captured.err)
 
+    def refuses(self, line: str, sentence: str) -> None:
+        """Check that a command line ends with code 2 and a sentence on stderr, prints nothing else and writes nothing."""
+        before = self.files()
+        done = self(line)
+        assert (2, "") == (done.code, done.out)
+        assert sentence in done.err
+        assert before == self.files()
+
     def files(self) -> dict[str, bytes]:
         """Return every file below the directory, and the directories."""
         return {

@@ -1,7 +1,7 @@
 """Expectations of a run, such as ``all_reduce@16M: busbw >= 0.8*link``: their grammar, and whether a run meets them.
 
 An expectation is met only if the whole interval of every row that it covers lies on the right side of its bound. A row
-that is missing, or that has no time, is not tested, and what is not tested is never met.
+that is missing, or that has no time, is not tested. An expectation that is not tested is never met.
 """
 
 from __future__ import annotations
@@ -56,17 +56,12 @@ _PLAIN: Mapping[str, float] = MappingProxyType({"": 1.0})
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A figure of a row with its interval.
+    """A figure of a row; its interval is in ``*_ci_low`` and ``*_ci_high``, and a bandwidth takes that of time_us."""
 
-    ``value``, ``low`` and ``high`` name columns; a bandwidth takes the interval of the time.
-    """
-
-    about: str
+    column: str = ""
+    """Empty: the metric is of the whole run."""
     units: Mapping[str, float] = field(default_factory=dict)
     """Factors to the unit of the column; empty: the metric is a word."""
-    value: str = ""
-    low: str = ""
-    high: str = ""
     of_training: bool = False
     is_rate: bool = False
     is_exact: bool = False
@@ -80,28 +75,14 @@ class Metric:
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
-        "time": Metric(about="time_us", units=_TIMES, value="time_us", low="time_us_ci_low", high="time_us_ci_high"),
-        "busbw": Metric(about="busbw_GBps", units=_RATES, value="busbw_GBps", is_rate=True),
-        "algbw": Metric(about="algbw_GBps", units=_RATES, value="algbw_GBps", is_rate=True),
-        "wrong": Metric(about="wrong elements", units=_PLAIN, value="wrong", is_exact=True),
-        "transport": Metric(about="transport, or its first part: tcp for tcp/eth0", value="transport", is_exact=True),
-        "stragglers": Metric(about="hosts, ranks and links that are named as slow; none", is_exact=True),
-        "step": Metric(
-            about="step_ms",
-            units=_STEPS,
-            value="step_ms",
-            low="step_ms_ci_low",
-            high="step_ms_ci_high",
-            of_training=True,
-        ),
-        "speedup": Metric(
-            about="speedup",
-            units=_PLAIN,
-            value="speedup",
-            low="speedup_ci_low",
-            high="speedup_ci_high",
-            of_training=True,
-        ),
+        "time": Metric(column="time_us", units=_TIMES),
+        "busbw": Metric(column="busbw_GBps", units=_RATES, is_rate=True),
+        "algbw": Metric(column="algbw_GBps", units=_RATES, is_rate=True),
+        "wrong": Metric(column="wrong", units=_PLAIN, is_exact=True),
+        "transport": Metric(column="transport", is_exact=True),
+        "stragglers": Metric(is_exact=True),
+        "step": Metric(column="step_ms", units=_STEPS, of_training=True),
+        "speedup": Metric(column="speedup", units=_PLAIN, of_training=True),
     }
 )
 COMPARISONS = ("<=", ">=", "<", ">", "=")
@@ -425,12 +406,12 @@ def _is_baseline(row: Row | TrainingRow, expectation: Expectation) -> bool:
 
 def _judge_row(run: Run, expectation: Expectation, row: Row | TrainingRow, rate_bps: int | None) -> Finding:
     name, metric = name_of(row), expectation.kind
-    found = getattr(row, metric.value)
-    if metric.value != "wrong" and row.status != "ok":
+    found = getattr(row, metric.column)
+    if metric.column != "wrong" and row.status != "ok":
         reason = row.reason or f"The row's status is {row.status}."
         return Finding(name=name, outcome=Outcome.NOT_TESTED, reason=reason)
     if found is None or found == "":
-        reason = "The result was not verified." if metric.value == "wrong" else f"The row has no {metric.value}."
+        reason = "The result was not verified." if metric.column == "wrong" else f"The row has no {metric.column}."
         return Finding(name=name, outcome=Outcome.NOT_TESTED, reason=reason)
     if expectation.word:
         is_met = found.lower() == expectation.word.lower() or found.lower().startswith(f"{expectation.word.lower()}/")
@@ -457,11 +438,11 @@ def _judge_row(run: Run, expectation: Expectation, row: Row | TrainingRow, rate_
 def interval_of(row: Row | TrainingRow, metric: Metric) -> tuple[float, float] | tuple[None, None]:
     """Return the interval of a metric; a bandwidth is a constant over the time."""
     if not metric.is_rate:
-        return getattr(row, metric.low), getattr(row, metric.high)
+        return getattr(row, f"{metric.column}_ci_low"), getattr(row, f"{metric.column}_ci_high")
     time, low, high = (getattr(row, name) for name in ("time_us", "time_us_ci_low", "time_us_ci_high"))
     if time is None or not low or not high:
         return None, None
-    rate = getattr(row, metric.value)
+    rate = getattr(row, metric.column)
     return rate * time / high, rate * time / low
 
 

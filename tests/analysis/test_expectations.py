@@ -181,7 +181,10 @@ def test_a_link_without_a_rate_is_bad_input() -> None:
 def test_every_metric_is_a_column() -> None:
     """Name for each metric columns that rows have."""
     row, training_row = make_run(*STEADY).rows[0], load_run(RESULTS / "train_quick_xeon2core_20261121").training_rows[0]
-    for metric in METRICS.values():
-        for name in filter(None, (metric.value, metric.low, metric.high)):
-            columns = {each.name for each in dataclasses.fields(training_row if metric.of_training else row)}
-            assert name in columns
+    for metric in filter(lambda metric: metric.column, METRICS.values()):
+        columns = {each.name for each in dataclasses.fields(training_row if metric.of_training else row)}
+        is_plain = metric.is_exact or metric.is_rate
+        assert {
+            metric.column,
+            *(() if is_plain else (f"{metric.column}_ci_low", f"{metric.column}_ci_high")),
+        } <= columns
