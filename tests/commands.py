@@ -44,7 +44,7 @@ class Command:
         return Outcome(int(ended.value.code or 0), captured.out, captured.err)
 
     def refuses(self, line: str, sentence: str) -> None:
-        """Check that a command line ends with code 2 and a sentence on stderr, prints nothing else and writes nothing."""
+        """Check that a command line ends with code 2 and a sentence on stderr, and writes nothing."""
         before = self.files()
         done = self(line)
         assert (2, "") == (done.code, done.out)
