@@ -139,12 +139,16 @@ def _decide(
     except OSError as error:
         raise InputError(f"--out {folder} cannot be made ({error.strerror}); choose another directory.") from error
     messages = make_console(sys.stderr)
-    table = measure_until_decided(
-        sides,
-        seconds=DECIDING_S if seconds is None else seconds,
-        margin=MARGIN,
-        report=lambda line: messages.print(line, markup=False),
-    )
+    try:
+        table = measure_until_decided(
+            sides,
+            seconds=DECIDING_S if seconds is None else seconds,
+            margin=MARGIN,
+            report=lambda line: messages.print(line, markup=False),
+        )
+    except (KeyboardInterrupt, SystemExit):
+        messages.print(f"Ended before a verdict; the same command with --out {folder} goes on.", markup=False)
+        raise
     if style and style != "table":
         sys.stdout.write(_text_of(table, style, limit))
     else:

@@ -101,6 +101,16 @@ def test_a_dry_run_lists_the_cases(commbench: Command) -> None:
     assert ["fake latency 8 B float32", "fake latency 1 KiB float32"] == out.splitlines()[:2]
 
 
+@pytest.mark.parametrize(("ended", "code"), [(0, 0), (3, 0), (4, 4), (130, 130)])
+def test_wrong_data_and_signals_outrank_the_answers(
+    commbench: Command, monkeypatch: pytest.MonkeyPatch, ended: int, code: int
+) -> None:
+    """End with the code of the measurement if it found wrong data or was interrupted."""
+    (commbench.home / "run").symlink_to(LINKS)
+    monkeypatch.setattr("commbench.cli.check._measure", lambda *_: ended)
+    assert code == commbench("check --expect bandwidth@16M:busbw>=0.8*link --out run").code
+
+
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
 def test_it_measures_and_judges(tmp_path: Path) -> None:

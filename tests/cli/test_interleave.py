@@ -116,6 +116,18 @@ def test_a_failed_launch_names_its_log(tmp_path: Path) -> None:
     assert "no\n" == (tmp_path / "a.log").read_text()
 
 
+def test_an_interruption_says_how_to_go_on(commbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the directory when a launch is interrupted."""
+
+    def interrupted(*_: object) -> None:
+        sys.exit(143)
+
+    monkeypatch.setattr(Side, "launch", interrupted)
+    done = commbench("compare --until-decided --out mine -- run run")
+    assert (143, "") == (done.code, done.out)
+    assert "Ended before a verdict; the same command with --out mine goes on." in done.err
+
+
 def error_rate(wrong: Callable[[Verdict], bool], ratio: float, runs: int = 300) -> float:
     """Return the share of simulated comparisons of which any look gives a wrong verdict."""
     generator = np.random.default_rng(11)
