@@ -85,7 +85,7 @@ bench: $(RUNTIME) ## Measure this machine, or the hosts in HOSTFILE; print the t
 # The tests of a file run in one process, which shares their fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 TOGETHER := not slow and not mpi and not lab and not slurm and not gpu
-FAST := $(TOGETHER) and not programs
+FAST := $(TOGETHER) and not programs and not kept
 # These tests occupy the machine: one runs at a time.
 EXCLUSIVE := not slow and (mpi or lab or slurm or gpu)
 # pytest ends with 5 if ARGS select no test.
@@ -95,7 +95,7 @@ test: $(DEV) ## Run all tests that are not slow: several at a time, then those t
 	$(PYTEST) -m '$(TOGETHER)' $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m '$(EXCLUSIVE)' $(ARGS) $(OR_NONE)
 
-test-fast: $(DEV) ## Run the tests that need no ranks, no emulated cluster and no Slurm.
+test-fast: $(DEV) ## Run the tests that start no programs and read no kept runs.
 	$(PYTEST) -m '$(FAST)' $(ARGS)
 
 test-all: $(DEV) ## Run all tests with all simulations and new random examples, the slow tests one at a time.

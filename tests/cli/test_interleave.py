@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import effort
 import numpy as np
 import pytest
 from builders import make_case, make_info, make_record
@@ -128,7 +129,7 @@ def test_an_interruption_says_how_to_go_on(commbench: Command, monkeypatch: pyte
     assert "Ended before a verdict; the same command with --out mine goes on." in done.err
 
 
-def error_rate(wrong: Callable[[Verdict], bool], ratio: float, runs: int = 300) -> float:
+def error_rate(wrong: Callable[[Verdict], bool], ratio: float, runs: int) -> float:
     """Return the share of simulated comparisons of which any look gives a wrong verdict."""
     generator = np.random.default_rng(11)
     errors = 0
@@ -153,7 +154,7 @@ def error_rate(wrong: Callable[[Verdict], bool], ratio: float, runs: int = 300) 
 )
 def test_seven_looks_err_seldom(ratio: float, is_wrong: Callable[[Verdict], bool]) -> None:
     """Give a wrong verdict in at most 5 % of comparisons, whichever look ends them."""
-    assert error_rate(is_wrong, ratio) <= 0.05
+    assert error_rate(is_wrong, ratio, effort.repetitions(300)) <= 0.05 + effort.slack(0.05, 300)
 
 
 @pytest.mark.parametrize(

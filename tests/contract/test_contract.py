@@ -6,6 +6,7 @@ import pytest
 NEEDS_MPI = ("bad_input/", "printed/run")  # without a launcher every measuring command ends with that sentence
 
 
+@pytest.mark.kept
 @pytest.mark.parametrize("name", facts.recorded_names())
 def test_nothing_has_changed_but_listed_words(name: str) -> None:
     """Equal the record of a run, a command or a command line, except listed texts."""

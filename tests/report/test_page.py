@@ -337,6 +337,7 @@ def test_a_run_is_repeated_by_what_its_page_says(argv: str, info: dict[str, Any]
     assert f"again {expected} " in read(run).text
 
 
+@pytest.mark.kept
 @pytest.mark.parametrize("name", [path.name for path in KEPT_RUNS])
 def test_kept_runs_are_repeated_by_their_command_in_the_table(name: str) -> None:
     """State the command of results/README.md with the seed and another directory."""

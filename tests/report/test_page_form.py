@@ -22,6 +22,7 @@ from commbench.results import load_run
 # ------------------------------------------------------------------------------------------------------ its form
 
 
+@pytest.mark.kept
 @pytest.mark.parametrize("folder", KEPT_RUNS, ids=lambda path: path.name)
 def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
     """Draw every kept run's page: balanced, unique ids, valid links, described figures."""
@@ -35,6 +36,7 @@ def test_pages_of_kept_runs_are_sound(folder: Path) -> None:
         assert section in reader.ids
 
 
+@pytest.mark.kept
 @pytest.mark.parametrize("folder", [path for path in KEPT_RUNS if (path / PAGE).exists()], ids=lambda path: path.name)
 def test_kept_pages_say_what_would_be_drawn_now(folder: Path) -> None:
     """Kept pages have today's words, unique ids, and the linked PNGs."""

@@ -304,6 +304,7 @@ def original(name: str) -> Run:
         return load_run(path)
 
 
+@pytest.mark.kept
 @settings(max_examples=repetitions(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(KEPT), seed=st.integers(0, 2**32))
 def test_edited_runs_are_read_or_refused(
