@@ -82,8 +82,8 @@ def read_as(kind: type[T], data: object) -> T:
     Raises:
         InputError: a field is missing or is not what its annotation says.
     """
-    found: T = check_as(kind, data)
-    return found
+    value: T = check_as(kind, data)
+    return value
 
 
 def check_as(annotation: Any, data: object, name: str = "") -> Any:  # noqa: ANN401 - any annotation
@@ -128,9 +128,9 @@ def _generic_reader(origin: Any, arguments: tuple[Any, ...]) -> Reader:  # noqa:
     return _list_reader(arguments[0], tuple if origin is tuple else None)
 
 
-def _unfit(wanted: str, value: object) -> _UnfitError:
+def _unfit(expected: str, value: object) -> _UnfitError:
     text = repr(value)
-    return _UnfitError(f" must be {wanted}, and is {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}")
+    return _UnfitError(f" must be {expected}, and is {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}")
 
 
 def _plain_reader(kind: type) -> Reader:
@@ -177,7 +177,7 @@ def _union_reader(kinds: tuple[Any, ...]) -> Reader:
 
 
 def _list_reader(kind: Any, make: Callable[[Any], Any] | None) -> Reader:  # noqa: ANN401 - any annotation
-    inner = [one for one in get_args(kind) if one is not type(None)]
+    inner = [member for member in get_args(kind) if member is not type(None)]
     optional = get_origin(kind) in {Union, types.UnionType} and len(inner) == 1
     number = inner[0] if optional else kind
     base, limits = get_args(number)[:2] if get_origin(number) is Annotated else (number, Limits())
@@ -188,8 +188,8 @@ def _list_reader(kind: Any, make: Callable[[Any], Any] | None) -> Reader:  # noq
     def read(value: Any) -> object:  # noqa: ANN401 - JSON
         if type(value) not in {list, tuple}:
             raise _unfit("a list", value)
-        found = (_at(f"[{place}]", reader, one) for place, one in enumerate(value))
-        return (make or type(value))(found)
+        items = (_at(f"[{place}]", reader, item) for place, item in enumerate(value))
+        return (make or type(value))(items)
 
     return read
 
@@ -201,9 +201,9 @@ def _numbers_reader(kind: type, limits: Limits, make: Callable[[Any], Any] | Non
     def read(value: Any) -> object:  # noqa: ANN401 - JSON
         if type(value) not in {list, tuple}:
             raise _unfit(f"a list of {name}s", value)
-        numbers = [one for one in value if one is not None] if optional else value
+        numbers = [item for item in value if item is not None] if optional else value
         if not (allowed.issuperset(map(type, numbers)) and limits.check(numbers)):
-            wrong = (one for one in numbers if type(one) not in allowed or not limits.check((one,)))
+            wrong = (number for number in numbers if type(number) not in allowed or not limits.check((number,)))
             raise _UnfitError(f" must hold {name}s{limits}, and holds {next(wrong, None)!r:.{_SHOWN}}")
         return make(value) if make else value
 
@@ -258,16 +258,16 @@ def _dataclass_reader(kind: Any) -> Reader:  # noqa: ANN401 - a dataclass
         if not isinstance(value, dict):
             raise _unfit("an object", value)
         _check_complete(required, value)
-        found = {}
-        for name, one in value.items():
-            if type(one) is plain.get(name):
-                found[name] = one
+        fields = {}
+        for name, item in value.items():
+            if type(item) is plain.get(name):
+                fields[name] = item
             elif (reader := readers.get(name)) is not None:
                 try:
-                    found[name] = reader(one)
+                    fields[name] = reader(item)
                 except _UnfitError as error:
                     raise _within(name, error) from error
-        return kind(**found)
+        return kind(**fields)
 
     return read
 

@@ -109,13 +109,13 @@ def compare_env(by_env: Mapping[str, _Times], envs: Sequence[str]) -> EnvCompari
         return None
     pairs = {env: [_means(by_env[each], shared[env]) for each in (first, env)] for env in others}
     controls, values = [env for env in others if is_control(env)], [env for env in others if not is_control(env)]
-    comparisons = _judged(pairs, controls) | _judged(pairs, values)
+    comparisons = _comparisons(pairs, controls) | _comparisons(pairs, values)
     cases = {
         (env, case): [list(by_env[each][case].values()) for each in (first, env)]
         for env in others
         for case in shared[env]
     }
-    counts = Counter((env, each.verdict) for (env, _), each in _judged(cases, list(cases)).items())
+    counts = Counter((env, each.verdict) for (env, _), each in _comparisons(cases, list(cases)).items())
     comparison = EnvComparison(
         first=first,
         ratios=[
@@ -140,10 +140,10 @@ def _without_verdicts(comparison: EnvComparison) -> EnvComparison:
     return replace(comparison, ratios=ratios)
 
 
-def _judged(pairs: Mapping[KeyT, Sequence[Sequence[float]]], keys: Sequence[KeyT]) -> dict[KeyT, Comparison]:
+def _comparisons(pairs: Mapping[KeyT, Sequence[Sequence[float]]], keys: Sequence[KeyT]) -> dict[KeyT, Comparison]:
     """Return the comparisons of some pairs, judged as one family."""
-    judged = stats.compare_family([(pairs[key][0], pairs[key][1]) for key in keys])
-    return dict(zip(keys, judged, strict=True))
+    comparisons = stats.compare_family([(pairs[key][0], pairs[key][1]) for key in keys])
+    return dict(zip(keys, comparisons, strict=True))
 
 
 def _shared_cases(first: _Times, other: _Times) -> list[Hashable]:

@@ -406,18 +406,18 @@ def _is_baseline(row: Row | TrainingRow, expectation: Expectation) -> bool:
 
 def _judge_row(run: Run, expectation: Expectation, row: Row | TrainingRow, rate_bps: int | None) -> Finding:
     name, metric = name_of(row), expectation.kind
-    found = getattr(row, metric.column)
+    value = getattr(row, metric.column)
     if metric.column != "wrong" and row.status != "ok":
         reason = row.reason or f"The row's status is {row.status}."
         return Finding(name=name, outcome=Outcome.NOT_TESTED, reason=reason)
-    if found is None or found == "":
+    if value is None or value == "":
         reason = "The result was not verified." if metric.column == "wrong" else f"The row has no {metric.column}."
         return Finding(name=name, outcome=Outcome.NOT_TESTED, reason=reason)
     if expectation.word:
-        is_met = found.lower() == expectation.word.lower() or found.lower().startswith(f"{expectation.word.lower()}/")
-        return Finding(name=name, outcome=Outcome.MET if is_met else Outcome.NOT_MET, value=found)
+        is_met = value.lower() == expectation.word.lower() or value.lower().startswith(f"{expectation.word.lower()}/")
+        return Finding(name=name, outcome=Outcome.MET if is_met else Outcome.NOT_MET, value=value)
     bound = expectation.bound * (_link_GBps(run, row, rate_bps) if expectation.of_link else 1.0)
-    low, high = (found, found) if metric.is_exact else interval_of(row, metric)
+    low, high = (value, value) if metric.is_exact else interval_of(row, metric)
     outcome = _outcome(expectation.comparison, bound, low, high)
     reason = ""
     if outcome is Outcome.NOT_SHOWN:
@@ -427,7 +427,7 @@ def _judge_row(run: Run, expectation: Expectation, row: Row | TrainingRow, rate_
     return Finding(
         name=name,
         outcome=outcome,
-        value=found,
+        value=value,
         low=None if metric.is_exact else low,
         high=None if metric.is_exact else high,
         bound=bound,

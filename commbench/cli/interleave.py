@@ -74,8 +74,8 @@ def parse_side(text: str, name: str, folder: Path) -> Side:
             f"Command {name.upper()} {text!r} does not measure; write one such as 'run -c all_reduce --sizes 1M', "
             "or with the program of another version before it: '/old/.venv/bin/commbench run -c all_reduce'."
         )
-    if taken := {"--out", "--launches"} & {word.partition("=")[0] for word in words}:
-        raise InputError(f"Command {name.upper()} has {min(taken)}, which is chosen here; leave it out.")
+    if refused := {"--out", "--launches"} & {word.partition("=")[0] for word in words}:
+        raise InputError(f"Command {name.upper()} has {min(refused)}, which is chosen here; leave it out.")
     if words[0] in {*MEASURING, "commbench"}:
         words = [sys.executable, "-m", "commbench", *(words[1:] if words[0] == "commbench" else words)]
     elif not shutil.which(words[0]):

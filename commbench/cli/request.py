@@ -287,11 +287,11 @@ def check_memory(cases: Sequence[Case], ranks_here: int) -> None:
         InputError: the largest message does not fit; the sentence states the available memory.
     """
     largest = max((case.message_bytes for case in cases if case.backend not in NCCL_BACKENDS), default=0)
-    needed, available = largest * BUFFERS_PER_RANK * ranks_here, psutil.virtual_memory().available
-    if needed > available:
+    needed_bytes, available = largest * BUFFERS_PER_RANK * ranks_here, psutil.virtual_memory().available
+    if needed_bytes > available:
         raise InputError(
-            f"Messages of {format_size(largest)} on {ranks_here} ranks of this host need about {format_size(needed)} "
-            f"and {format_size(available)} are available; choose smaller --sizes."
+            f"Messages of {format_size(largest)} on {ranks_here} ranks of this host need about "
+            f"{format_size(needed_bytes)} and {format_size(available)} are available; choose smaller --sizes."
         )
 
 

@@ -199,7 +199,7 @@ def train(
     torchrun or srun this process is one rank of one launch; repeat the command with the same --out to add launches.
     """
     requested = check_training_backend(backend)
-    named = TrainingSweep(
+    requested_sweep = TrainingSweep(
         workload=workload,
         bucket_caps=split_names(bucket_cap_mb) or (),
         hooks=split_names(hook) or (),
@@ -218,13 +218,15 @@ def train(
         # numbers of launches that the user gives are exact
         training_budget = dataclasses.replace(training_budget, aim_s=None)
 
-    find_file_hooks(named.hooks)
-    permission = permission_of(named.hooks, is_given="hook" in given_options(context), accepts_loss=accept_loss)
+    find_file_hooks(requested_sweep.hooks)
+    permission = permission_of(
+        requested_sweep.hooks, is_given="hook" in given_options(context), accepts_loss=accept_loss
+    )
 
     def plan(place: Place) -> Task:
         seed = draw_seed(settings.seed_or_resumed())
         chosen_backend, left_out = backend_at(place, requested, workload)
-        sweep = dataclasses.replace(named, backend=chosen_backend)
+        sweep = dataclasses.replace(requested_sweep, backend=chosen_backend)
         training = dataclasses.replace(
             plan_training(sweep, settings, training_budget, ranks=place.ranks, seed=seed),
             steps=steps,

@@ -141,12 +141,12 @@ class Communicator(Primitives[Any, Call]):
         Args:
             groups: disjoint, each ascending, the same on every rank.
         """
-        wanted = tuple(groups)
-        if wanted == (tuple(range(self.size)),):
+        requested = tuple(groups)
+        if requested == (tuple(range(self.size)),):
             return self
-        if wanted not in self._splits:
-            self._splits[wanted] = self._split(wanted)
-        return self._splits[wanted]
+        if requested not in self._splits:
+            self._splits[requested] = self._split(requested)
+        return self._splits[requested]
 
     @cached_property
     def _splits(self) -> dict[tuple[Group, ...], Communicator | None]:

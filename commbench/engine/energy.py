@@ -78,9 +78,9 @@ class EnergyMeter:
 
         None if a counter could not be read before or now, or decreased without wrapping.
         """
-        used = [self._grown(name, before.get(name), now) for name, now in self.read().items()]
-        readable = [joules for joules in used if joules is not None]
-        return sum(readable) if len(readable) == len(used) else None
+        differences = [self._grown(name, before.get(name), now) for name, now in self.read().items()]
+        readable = [joules for joules in differences if joules is not None]
+        return sum(readable) if len(readable) == len(differences) else None
 
     def _grown(self, name: str, before: float | None, now: float | None) -> float | None:
         if before is None or now is None:
@@ -136,10 +136,10 @@ def own_meter(control: Control, find: Callable[[], EnergyMeter] = EnergyMeter.fi
     return RunMeter(kinds, meter.only(kinds), {kind: _reason(hosts) for kind, hosts in lacks.items() if hosts})
 
 
-def _reason(lacking: Sequence[tuple[str, str]]) -> str:
+def _reason(missing: Sequence[tuple[str, str]]) -> str:
     """Return why the first host does not count a kind, and the number of other hosts."""
-    host, why = lacking[0]
-    others = f" and {counted(len(lacking) - 1, 'other host')}" if len(lacking) > 1 else ""
+    host, why = missing[0]
+    others = f" and {counted(len(missing) - 1, 'other host')}" if len(missing) > 1 else ""
     return f"{why} ({host}{others})"
 
 

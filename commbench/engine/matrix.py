@@ -224,11 +224,11 @@ class _TurnTimes:
     def pairs(self, per: int, *, one_way: bool) -> list[PairTimes]:
         """Return each pair's times in microseconds of one of ``per`` operations, in both orders unless ``one_way``."""
         counts = (~np.isnan(self._times)).sum(axis=1)
-        counted = np.flatnonzero(counts)
-        if not counted.size:
+        places = np.flatnonzero(counts)
+        if not places.size:
             return []
         percentile = np.nanpercentile if self.late else np.percentile
-        medians, highs = np.round(percentile(self._times[counted], (50, 95), axis=1) / (1e3 * per), DECIMALS).tolist()
+        medians, highs = np.round(percentile(self._times[places], (50, 95), axis=1) / (1e3 * per), DECIMALS).tolist()
         return [
             PairTimes(
                 source=source,
@@ -238,7 +238,7 @@ class _TurnTimes:
                 repetitions=int(counts[index]),
                 wrong=self._wrong[target],
             )
-            for index, median, high in zip(counted.tolist(), medians, highs, strict=True)
+            for index, median, high in zip(places.tolist(), medians, highs, strict=True)
             for source, target in self._orders(index, one_way=one_way)
         ]
 
@@ -285,8 +285,8 @@ class MatrixSampler:
         """Agree on the number of operations to time together, from the fastest pair of a turn."""
         calls = self.matrix.calls(turn)
         self.timer.run(calls, 1, 1)
-        seen = self.timer.run(calls, 1 + WARMUPS, 1)
-        typical = self.control.gather(float(np.median(seen.end_ns - seen.start_ns)) if calls else np.inf)
+        timed = self.timer.run(calls, 1 + WARMUPS, 1)
+        typical = self.control.gather(float(np.median(timed.end_ns - timed.start_ns)) if calls else np.inf)
         batch = batch_of(min(typical), self.reading_ns) if typical else 1
         return self.control.broadcast(FixedSettings(warmups=WARMUPS, batch=batch))
 
@@ -300,8 +300,8 @@ class MatrixSampler:
         begun = time.perf_counter()
         step = Step(repetitions=FEWEST)
         while step.repetitions:
-            seen = self.timer.run(calls, step.repetitions, settled.batch)
-            share = _Share(start_ns=seen.start_ns, end_ns=seen.end_ns, late=seen.late, wrong=wrong)
+            timed = self.timer.run(calls, step.repetitions, settled.batch)
+            share = _Share(start_ns=timed.start_ns, end_ns=timed.end_ns, late=timed.late, wrong=wrong)
             agreed = self.control.broadcast(_next_step(times, self.control.gather(share), begun, turn_s, clock))
             assert agreed is not None  # noqa: S101 - rank 0 always has a view
             step = agreed
@@ -322,5 +322,5 @@ def _next_step(
     elapsed = time.perf_counter() - begun
     affordable = int((turn_s - elapsed) * times.tried / elapsed)
     missing = FEWEST - times.valid if times.tried < 4 * FEWEST else 0
-    wanted = max(0, missing, min(MOST - times.tried, affordable))
-    return Step(repetitions=wanted, widen=wanted > 0 and late > TOLERATED_LATE, refresh=clock.is_stale())
+    probes = max(0, missing, min(MOST - times.tried, affordable))
+    return Step(repetitions=probes, widen=probes > 0 and late > TOLERATED_LATE, refresh=clock.is_stale())

@@ -221,7 +221,7 @@ class Measurement:
         record = replace(
             record,
             transport=join_transports(transports, prepared.participants),
-            clocks=clocks_between((one, other) for _, one, other in gathered if one and other),
+            clocks=clocks_between((clock, other) for _, clock, other in gathered if clock and other),
             repeating_s=round(repeating_s, 6),
         )
         record = _with_samples(record, samples, session, stopwatch)
@@ -230,12 +230,12 @@ class Measurement:
 
     def _keeps_buffers(self, prepared: Prepared) -> bool:
         """Return whether the buffers remain for the next visit, the same on all ranks."""
-        session, needed = self.session, 2 * prepared.rotation * self.case.message_bytes
+        session, needed_bytes = self.session, 2 * prepared.rotation * self.case.message_bytes
         if self._kept_bytes and self.is_finished:
             session.kept_bytes -= self._kept_bytes
-        elif not self._kept_bytes and not self.is_finished and session.kept_bytes + needed <= KEPT_BYTES:
-            self._kept_bytes = needed
-            session.kept_bytes += needed
+        elif not self._kept_bytes and not self.is_finished and session.kept_bytes + needed_bytes <= KEPT_BYTES:
+            self._kept_bytes = needed_bytes
+            session.kept_bytes += needed_bytes
         return bool(self._kept_bytes) and not self.is_finished
 
 
@@ -402,8 +402,8 @@ def _timer_for_length(
     for share in (0.0, PROBING_SHARE):  # the first is a warm-up
         affordable = share * 1e6 * (session.slice_s or session.budget.slice_s) / max(lasting_us, 1.0)
         probes = max(1, min(PROBES, int(affordable)))
-        tried = probe_us(session.control, timer, prepared.calls, prepared.participants, probes)
-        lasting_us = session.control.broadcast(min(tried, default=0.0))
+        probe_times = probe_us(session.control, timer, prepared.calls, prepared.participants, probes)
+        lasting_us = session.control.broadcast(min(probe_times, default=0.0))
     return session.timer(case, communicator, lasting_ns=1e3 * lasting_us)
 
 

@@ -137,10 +137,10 @@ class PairTable(Sequence[PairTimes]):
             TypeError: another field is missing, or unknown.
             ValueError: fields differ in length, or something is no number.
         """
-        given = {"wrong": [None] * len(columns.get("source", ())), **columns}
-        if given.keys() != set(_PAIR_FIELDS):
+        filled = {"wrong": [None] * len(columns.get("source", ())), **columns}
+        if filled.keys() != set(_PAIR_FIELDS):
             raise TypeError(f"pairs have the fields {', '.join(_PAIR_FIELDS)}, not {', '.join(columns)}")
-        self.columns = {name: np.array(given[name], dtype=np.float64) for name in _PAIR_FIELDS}
+        self.columns = {name: np.array(filled[name], dtype=np.float64) for name in _PAIR_FIELDS}
         if len({column.shape for column in self.columns.values()}) > 1:
             raise ValueError("the fields of pairs differ in length")
 

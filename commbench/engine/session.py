@@ -86,14 +86,19 @@ class Session:
         Only rank 0 gets the energy. It is None if a counter cannot be read, if none changes, as on some virtual
         machines, or if ``work`` was too short.
         """
-        before, made = self.meter.own.read(), int(self.progress.counters[1])
+        before, repetitions_before = self.meter.own.read(), int(self.progress.counters[1])
         begun = time.perf_counter()
         result = work()
-        lasted_s, repetitions = time.perf_counter() - begun, int(self.progress.counters[1]) - made
-        used = self.control.gather(self.meter.own.joules_since(before))
-        readable = [joules for joules in used or () if joules is not None]
+        lasted_s, repetitions = time.perf_counter() - begun, int(self.progress.counters[1]) - repetitions_before
+        joules_of_ranks = self.control.gather(self.meter.own.joules_since(before))
+        readable = [joules for joules in joules_of_ranks or () if joules is not None]
         joules: float = sum(readable)
-        if used is None or len(readable) < len(used) or lasted_s < self.meter.least_s or not (joules and repetitions):
+        if (
+            joules_of_ranks is None
+            or len(readable) < len(joules_of_ranks)
+            or lasted_s < self.meter.least_s
+            or not (joules and repetitions)
+        ):
             return result, None
         return result, joules / repetitions
 

@@ -260,8 +260,8 @@ def sets_needed(message_bytes: int, cache_bytes: int) -> int:
     """
     if not cache_bytes:
         raise UnsupportedError("cache_unknown")
-    wanted = min(CACHES * cache_bytes, MOST_BYTES) / max(1, message_bytes)
-    return min(MOST_SETS, 1 << max(0, math.ceil(math.log2(wanted))))
+    copies = min(CACHES * cache_bytes, MOST_BYTES) / max(1, message_bytes)
+    return min(MOST_SETS, 1 << max(0, math.ceil(math.log2(copies))))
 
 
 def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), sets: int = 1) -> Prepared:

@@ -164,12 +164,12 @@ class Sampler:
         if sure or tried >= self._rule.maximum or (left_s <= 0 and enough):
             return Step(repetitions=0)
         self._pace_s = max(self._chunk_s / last.repetitions, 1e-9)
-        wanted = self._rule.next_checkpoint(tried) - tried
+        repetitions = self._rule.next_checkpoint(tried) - tried
         if self._rule.relative_half_width is None:
-            wanted = max(self._rule.minimum - samples.valid, math.ceil(missing_s / self._pace_s))
+            repetitions = max(self._rule.minimum - samples.valid, math.ceil(missing_s / self._pace_s))
         missing = max(0, self._rule.floor - samples.valid)
         return Step(
-            repetitions=max(1, missing, min(wanted, math.ceil(left_s / self._pace_s))),
+            repetitions=max(1, missing, min(repetitions, math.ceil(left_s / self._pace_s))),
             widen=late > TOLERATED_LATE,
             refresh=self.timer.sync.plan.clock.is_stale(),
         )
@@ -223,15 +223,15 @@ class Sampler:
         """Return the repetitions of the first chunk: the rule's minimum, or fewer if time is short."""
         if self._rule.relative_half_width is None:
             return max(self._rule.minimum, min(self._rule.maximum, math.ceil(self._least_span_s / self._pace_s)))
-        spent = self._run(1, batch)
-        affordable = int((self._ends - time.perf_counter()) * 1e9 / max(_typical_ns(spent), 1.0))
+        times = self._run(1, batch)
+        affordable = int((self._ends - time.perf_counter()) * 1e9 / max(_typical_ns(times), 1.0))
         return max(self._rule.floor, min(self._rule.minimum, affordable))
 
 
 def batch_of(typical_ns: float, reading_ns: float) -> int:
     """Return the smallest power of two of operations that lasts at least 20 readings of the clock."""
-    needed = math.ceil(math.log2(max(1.0, BATCH_READINGS * reading_ns / max(typical_ns, 1.0))))
-    return min(MAXIMUM_BATCH, 1 << needed)
+    doublings = math.ceil(math.log2(max(1.0, BATCH_READINGS * reading_ns / max(typical_ns, 1.0))))
+    return min(MAXIMUM_BATCH, 1 << doublings)
 
 
 def _typical_ns(times: Sequence[int]) -> float:

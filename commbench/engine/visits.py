@@ -55,14 +55,14 @@ def visit_rule(rule: StoppingRule, settings: FixedSettings) -> StoppingRule:
     """Return the stopping rule of each visit; a single visit has to be precise by itself."""
     if settings.visits <= 1:
         return rule
-    wanted = settings.repetitions or -(-rule.minimum // settings.visits)
-    wanted = max(FEWEST_REPETITIONS, wanted)
+    repetitions = settings.repetitions or -(-rule.minimum // settings.visits)
+    repetitions = max(FEWEST_REPETITIONS, repetitions)
     return replace(
         rule,
         relative_half_width=None,
-        minimum=wanted,
+        minimum=repetitions,
         floor=FEWEST_REPETITIONS,
-        maximum=max(wanted, rule.maximum // settings.visits),
+        maximum=max(repetitions, rule.maximum // settings.visits),
     )
 
 
@@ -131,7 +131,7 @@ def extended(record: Record, visit: Record) -> Record:
         joined = replace(_join_times(record, visit, lengths), groups=groups)
     late = record.late_discarded + visit.late_discarded
     judged = {"bimodal": is_bimodal(joined.times_us), "late": are_many_late(late, sum(lengths))}
-    kept = [flag for flag in (*record.flags, *visit.flags) if flag not in _JUDGED]
+    other_flags = [flag for flag in (*record.flags, *visit.flags) if flag not in _JUDGED]
     seconds = {
         field: round(getattr(record, field) + getattr(visit, field), 6)
         for field in ("measuring_s", "other_s", "repeating_s", "revisiting_s")
@@ -144,7 +144,7 @@ def extended(record: Record, visit: Record) -> Record:
         probes_us=[*record.probes_us, *visit.probes_us],
         late_discarded=late,
         clocks=_join_clocks(record.clocks, visit.clocks),
-        flags=tuple(dict.fromkeys([*kept, *raised_flags(judged)])),
+        flags=tuple(dict.fromkeys([*other_flags, *raised_flags(judged)])),
     )
 
 

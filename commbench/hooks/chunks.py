@@ -57,7 +57,7 @@ class TorchChunker:
     def __init__(self, layout: ChunkLayout, device: torch.device) -> None:
         self._layout = layout
         self._total = torch.zeros((layout.chunks, layout.chunk), device=device)
-        self._chosen = torch.arange(layout.kept, device=device)
+        self._chosen = torch.arange(layout.sent_chunks, device=device)
 
     @property
     def _flat(self) -> torch.Tensor:
@@ -83,7 +83,7 @@ class TorchChunker:
         """See `Chunker.take`."""
         finite = is_finite(norms)
         # The choice among equal norms must be the same on all ranks, so the sort is stable.
-        self._chosen = torch.sort(norms, descending=True, stable=True).indices[: self._layout.kept].sort().values
+        self._chosen = torch.sort(norms, descending=True, stable=True).indices[: self._layout.sent_chunks].sort().values
         torch.index_select(self._total, 0, self._chosen, out=values)
         if "residual" in memory:
             self._total.index_fill_(0, self._chosen, 0.0)
@@ -113,7 +113,7 @@ class NativeChunker:
         self._kernels = kernels
         self._chunk = layout.chunk
         self._histogram = kernels.make_histogram()
-        self._chosen = torch.zeros(layout.kept, dtype=torch.int32).numpy()
+        self._chosen = torch.zeros(layout.sent_chunks, dtype=torch.int32).numpy()
 
     def measure(self, gradient: torch.Tensor, residual: torch.Tensor | None, norms: torch.Tensor) -> None:
         """See `Chunker.measure`."""
@@ -175,7 +175,7 @@ class ChunkChannel:
     def __init__(self, layout: ChunkLayout, like: torch.Tensor, *, fast: bool) -> None:
         self._chunker = make_chunker(layout, like.device, fast=fast)
         self._norms = like.new_zeros(layout.chunks)
-        self._values = like.new_zeros((layout.kept, layout.chunk))
+        self._values = like.new_zeros((layout.sent_chunks, layout.chunk))
 
     def measure(self, gradient: torch.Tensor, residual: torch.Tensor | None) -> None:
         """Compute the norms of the chunks of gradient + residual."""

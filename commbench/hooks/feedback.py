@@ -121,9 +121,9 @@ class Memory:
         for kind in self.kinds:
             flat = slot.old[kind] = torch.zeros_like(like)
             for span in layout.spans:
-                kept = self._waiting[kind].pop(span.name, None)
-                if kept is not None:
-                    span.view(flat).copy_(kept)
+                residual = self._waiting[kind].pop(span.name, None)
+                if residual is not None:
+                    span.view(flat).copy_(residual)
             slot.new[kind] = torch.zeros_like(like) if self.held_back else flat
         return slot
 

@@ -33,12 +33,12 @@ def make_file_hook(text: str) -> Hook:
     Raises:
         InputError: as for `check_file_hook`, or the factory fails or returns no hook.
     """
-    given, is_factory = _load(text)
+    function, is_factory = _load(text)
     name = file_hook_name(text)
     if not is_factory:
-        return _guarded(given, None, name)
+        return _guarded(function, None, name)
     try:
-        returned = given()
+        returned = function()
     except (Exception, SystemExit) as error:
         raise InputError(f"The factory {name} failed ({failure(error)}): correct it.") from error
     if isinstance(returned, Hook):
@@ -62,20 +62,20 @@ def _guarded(hook: Callable[[Any, Any], Any], state: object, name: str) -> Guard
 @functools.cache
 def _load(text: str) -> tuple[Callable[..., Any], bool]:
     """Return the callable and whether it is a factory; the file is imported once."""
-    given = load_callable(text, "hook")
-    required = _required_arguments(given)
+    function = load_callable(text, "hook")
+    required = _required_arguments(function)
     if required not in {_HOOK_ARGUMENTS, _FACTORY_ARGUMENTS}:
         raise InputError(
             f"{text} requires {counted(required, 'argument')}: a hook requires two, state and bucket; a factory "
             "requires none and returns the hook, or the pair (state, hook)."
         )
-    return given, required == _FACTORY_ARGUMENTS
+    return function, required == _FACTORY_ARGUMENTS
 
 
-def _required_arguments(given: Callable[..., Any]) -> int:
+def _required_arguments(function: Callable[..., Any]) -> int:
     """Return how many arguments have no default value; compiled functions without a signature count as hooks."""
     try:
-        parameters = inspect.signature(given).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return _HOOK_ARGUMENTS
     optional = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}

@@ -93,7 +93,7 @@ def top_k_messages(bucket: BucketShape, selection: Selection) -> tuple[Message, 
 def aligned_messages(bucket: BucketShape, *, density: float, chunk: int) -> tuple[Message, ...]:
     """Return two all_reduces: the norms of all chunks, then the values of the chosen chunks."""
     layout = ChunkLayout.of(bucket.elements, density=density, chunk=chunk)
-    return (_all_reduce(layout.chunks), _all_reduce(layout.kept * layout.chunk))
+    return (_all_reduce(layout.chunks), _all_reduce(layout.sent_chunks * layout.chunk))
 
 
 def quantised_messages(bucket: BucketShape, *, block: int) -> tuple[Message, ...]:
@@ -212,8 +212,8 @@ class Selection:
             # One selection over the whole bucket: the tensors sent whole are zeroed first, so none is selected.
             sparse = [(0, start, sum(numel for _, numel, _ in sparse))]
         sparse_parts, dense_parts = [], []
-        for first, numel, counted in sparse:
-            k = kept_elements(counted, self.density)
+        for first, numel, count in sparse:
+            k = kept_elements(count, self.density)
             nbytes = payload_bytes(k, self.values)
             sparse_parts.append(PayloadPart(start=first, numel=numel, k=k, offset=offset, nbytes=nbytes))
             offset += nbytes
@@ -235,7 +235,7 @@ class ChunkLayout:
     chunk: int
     """Elements of a chunk."""
     chunks: int
-    kept: int
+    sent_chunks: int
     """Chunks that are sent."""
 
     @classmethod
@@ -243,7 +243,7 @@ class ChunkLayout:
         """Return the layout of a bucket; a bucket shorter than ``chunk`` is one chunk."""
         chunk = max(1, min(chunk, elements))
         chunks = -(-elements // chunk)
-        return cls(elements=elements, chunk=chunk, chunks=chunks, kept=kept_elements(chunks, density))
+        return cls(elements=elements, chunk=chunk, chunks=chunks, sent_chunks=kept_elements(chunks, density))
 
 
 # ------------------------------------------------------------------------------------------------- quantised payloads

@@ -367,13 +367,13 @@ def find_file_hooks(hooks: Iterable[str]) -> tuple[str, ...]:
     Raises:
         InputError: a file or the name of a callable is missing, or two hooks have the same name.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in (hook.strip() for hook in hooks if is_file_hook(hook.strip())):
         file, callable_name = split_callable(text, "hook")
         path = f"{file.absolute()}:{callable_name}"
-        if found.setdefault(file_hook_name(text), path) != path:
-            raise InputError(f"Hooks {path} and {found[file_hook_name(text)]} have the same name: rename a file.")
-    return tuple(found.values())
+        if values.setdefault(file_hook_name(text), path) != path:
+            raise InputError(f"Hooks {path} and {values[file_hook_name(text)]} have the same name: rename a file.")
+    return tuple(values.values())
 
 
 def hook_source(name: str, file_hooks: Iterable[str]) -> str:

@@ -159,8 +159,8 @@ class Ledger:
 
     def _lacks_cases(self) -> bool:
         """Return whether a case of a cut stage has no launch at all, and no prediction in its place."""
-        needed = (request for request in self._cut if not request.is_optional)
-        return any(unmeasured_cases(request, self.store.records) for request in needed)
+        required = (request for request in self._cut if not request.is_optional)
+        return any(unmeasured_cases(request, self.store.records) for request in required)
 
     def _why(self, ending: Ending) -> str:
         """Return how many cases failed and how the first did, or the reason of the launch that ended the run."""

@@ -287,13 +287,13 @@ def _argv(options: LiveOptions) -> list[str]:
     limits = {"--steps": options.steps, "--time-limit": options.time_limit_s}
     words = [word for name, limit in limits.items() if limit is not None for word in (name, f"{limit:g}")]
     words += ["--bucket-cap-mb", ",".join(options.bucket_cap_mb)] if options.bucket_cap_mb else []
-    words += ["--allow", ",".join(map(_shown, options.allow))] if options.allow else []
+    words += ["--allow", ",".join(map(_quoted, options.allow))] if options.allow else []
     words += ["--accept-loss"] if options.accept_loss else []
     words += ["--then", options.then] if options.then != "go-on" else []
-    return ["commbench", options.mode, *words, "--out", _shown(options.out), "--", *options.argv]
+    return ["commbench", options.mode, *words, "--out", _quoted(options.out), "--", *options.argv]
 
 
-def _shown(text: str) -> str:
+def _quoted(text: str) -> str:
     """Return a path as run.json names it, relative to the working directory; kept runs name no folder of a machine."""
     path, here = Path(text), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -120,11 +120,11 @@ def _shared_cores(conditions: Conditions) -> Advice | None:
 
 def _quota(conditions: Conditions) -> Advice | None:
     quota = conditions.host.get("cpu_quota")
-    needed = conditions.ranks or conditions.host.get("cpus_allowed")
-    if quota is None or needed is None or quota >= needed:
+    cores = conditions.ranks or conditions.host.get("cpus_allowed")
+    if quota is None or cores is None or quota >= cores:
         return None
     return Advice(
-        observation=f"a control group limits this job to {quota:g} CPUs' worth of time for {needed} "
+        observation=f"a control group limits this job to {quota:g} CPUs' worth of time for {cores} "
         f"{'ranks' if conditions.ranks else 'CPUs'}, and pauses it when the quota of a period is used up",
         remedy="ask for whole CPUs (a CPU set instead of a quota), or for a quota of at least one CPU per rank",
     )

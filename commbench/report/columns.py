@@ -132,12 +132,12 @@ def tabulate(
     """Put rows into a table; leave out empty columns unless they are to be kept."""
     rows = list(rows)
     cells_by_column = [(column, [column.cell(row) for row in rows]) for column in columns]
-    needed = [(column, cells) for column, cells in cells_by_column if should_keep_empty or column.is_needed(cells)]
-    flags_in_cells = {flag for _, cells in needed for cell in cells for flag in cell.flags}
+    shown = [(column, cells) for column, cells in cells_by_column if should_keep_empty or column.is_needed(cells)]
+    flags_in_cells = {flag for _, cells in shown for cell in cells for flag in cell.flags}
     return Table(
         title=title,
-        columns=[column for column, _ in needed],
-        lines=list(zip(*(cells for _, cells in needed), strict=True)),
+        columns=[column for column, _ in shown],
+        lines=list(zip(*(cells for _, cells in shown), strict=True)),
         legend={flag.name: flag.description for flag in FLAGS.values() if flag.name in flags_in_cells},
     )
 

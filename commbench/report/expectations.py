@@ -77,11 +77,11 @@ def answer_sentences(answers: Sequence[Answer]) -> list[str]:
 
 def _shortened(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings that are not met, and the others, or their number if they are many."""
-    met = [finding for finding in findings if finding.outcome is Outcome.MET]
+    met_findings = [finding for finding in findings if finding.outcome is Outcome.MET]
     others = [finding for finding in findings if finding.outcome is not Outcome.MET]
-    if len(met) > MOST_MET:
-        met = [Finding(name=f"{len(met)} {'other ' if others else ''}rows", outcome=Outcome.MET)]
-    return [*others, *met]
+    if len(met_findings) > MOST_MET:
+        met_findings = [Finding(name=f"{len(met_findings)} {'other ' if others else ''}rows", outcome=Outcome.MET)]
+    return [*others, *met_findings]
 
 
 def _found_text(line: _Line) -> str:

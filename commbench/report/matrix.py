@@ -168,7 +168,7 @@ def _cell(text_of: Callable[[float], str], time_us: float, *, slow: bool) -> Cel
 
 def conclude(findings: Findings) -> str:
     """Return the stragglers in one paragraph; empty if nothing could be compared."""
-    parts = [*_named(findings.stragglers)]
+    parts = [*_names(findings.stragglers)]
     judged_families = [family for family in findings.families if family.launches >= family.needed > 0]
     unjudged = [family for family in findings.families if family.launches < family.needed]
     if judged_families and not parts:
@@ -178,7 +178,7 @@ def conclude(findings: Findings) -> str:
     return f"Slow: {'; '.join([*parts, *findings.remarks])}." if parts or findings.remarks else ""
 
 
-def _named(stragglers: Iterable[Straggler]) -> list[str]:
+def _names(stragglers: Iterable[Straggler]) -> list[str]:
     """Return one clause for each straggler, also if several quantities show it."""
     clauses = []
     for (name, does), observations in rows_by(stragglers, lambda straggler: (straggler.name, straggler.does)).items():
@@ -214,8 +214,8 @@ def _unjudged(families: Sequence[Family]) -> str:
 
 def why_unjudged(families: Sequence[Family]) -> str:
     """Return the reason: the number of launches, and the number that would suffice."""
-    launches, needed = max(family.launches for family in families), max(family.needed for family in families)
-    return f"{counted(launches, 'launch')} cannot distinguish slowness from chance and {needed} would"
+    launches, needed_launches = max(family.launches for family in families), max(family.needed for family in families)
+    return f"{counted(launches, 'launch')} cannot distinguish slowness from chance and {needed_launches} would"
 
 
 def _by_kind(families: Sequence[Family]) -> tuple[dict[str, int], dict[str, float]]:

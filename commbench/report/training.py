@@ -230,10 +230,10 @@ def render_cost(recommendation: Recommendation, launches: Iterable[Launch] = ())
 
 def prediction_title(rows: Iterable[PredictionRow]) -> str:
     """Return the title of the table of predictions, with their error."""
-    return f"Predicted from the calibration{_said(held_out_accuracy(rows))}"
+    return f"Predicted from the calibration{_clause(held_out_accuracy(rows))}"
 
 
-def _said(accuracy: Accuracy | None) -> str:
+def _clause(accuracy: Accuracy | None) -> str:
     if accuracy is None:
         return ""
     speedup = "" if accuracy.speedup_error is None else f", speedup ±{100 * accuracy.speedup_error:.1f} %"

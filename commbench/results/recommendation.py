@@ -153,8 +153,8 @@ class Search:
         """The search, in a sentence."""
         error = "of unknown error"
         if self.speedup_error is not None:
-            held = f"{counted(self.held_out, 'setting')} that {'was' if self.held_out == 1 else 'were'} measured later"
-            error = f"median error {100 * self.speedup_error:.1f} % at {held}"
+            count = f"{counted(self.held_out, 'setting')} that {'was' if self.held_out == 1 else 'were'} measured later"
+            error = f"median error {100 * self.speedup_error:.1f} % at {count}"
         return (
             f"Of {counted(self.settings, 'alternative')} {self.afresh} {'was' if self.afresh == 1 else 'were'} "
             f"measured in fresh launches, {self.in_rounds} in rounds only, and {self.predicted} judged by prediction "

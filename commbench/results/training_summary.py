@@ -135,8 +135,8 @@ def _verdicts(groups: Mapping[Group, Sequence[Trained]], baselines: Mapping[Grou
                 continue
             own, theirs = paired_sample_ms(trained_case, base)
             pairs[trained_case.case.key] = (theirs, own)
-    judged = stats.compare_family(list(pairs.values()), margin=MARGIN, paired=True)
-    return {key: str(comparison.verdict) for key, comparison in zip(pairs, judged, strict=True)}
+    comparisons = stats.compare_family(list(pairs.values()), margin=MARGIN, paired=True)
+    return {key: str(comparison.verdict) for key, comparison in zip(pairs, comparisons, strict=True)}
 
 
 def _with_comparison(

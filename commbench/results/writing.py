@@ -281,12 +281,12 @@ def check_plan(path: Path, info: RunInfo, plan: JsonMapping | None) -> None:
     """Refuse a run whose plan differs from ``plan``, and name the entries that differ; None skips the check."""
     if plan is None:
         return
-    kept, requested = info.get("plan") or {}, as_json(plan)
-    unlike = [name for name in sorted(kept.keys() | requested.keys()) if kept.get(name) != requested.get(name)]
+    recorded, requested = info.get("plan") or {}, as_json(plan)
+    unlike = [name for name in sorted(recorded.keys() | requested.keys()) if recorded.get(name) != requested.get(name)]
     if unlike:
         if "cases" in unlike and "cases_sha256" in unlike:  # their number says it already
             unlike.remove("cases_sha256")
-        listed = ", ".join(_difference(name, kept.get(name), requested.get(name)) for name in unlike)
+        listed = ", ".join(_difference(name, recorded.get(name), requested.get(name)) for name in unlike)
         raise InputError(f"--out {path} holds a run with another plan ({listed}); choose another --out.")
 
 

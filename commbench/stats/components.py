@@ -95,7 +95,7 @@ def plan_visits(
     longest = affordable / repetition_s if repetition_s else math.inf
     repetitions = int(max(FEWEST_REPETITIONS, min(best, longest, most_repetitions)))
     variance = MEDIAN_FACTOR * (between + within / repetitions)
-    wanted = math.ceil(variance * (_NORMAL_975 / budget.relative_half_width) ** 2)
+    advised = math.ceil(variance * (_NORMAL_975 / budget.relative_half_width) ** 2)
     fitting = int(slice_s / (visit_s + repetitions * repetition_s)) if repetition_s else budget.visits
-    visits = max(min(FEWEST_VISITS, budget.visits), min(wanted, fitting, budget.visits))
+    visits = max(min(FEWEST_VISITS, budget.visits), min(advised, fitting, budget.visits))
     return VisitPlan(visits=visits, repetitions=repetitions)

@@ -161,9 +161,9 @@ def hodges_lehmann(values: Values) -> float:
 
 
 def _walsh_averages(values: Values) -> Floats:
-    given = np.asarray(values, dtype=float)
-    first, second = np.triu_indices(len(given))
-    averages: Floats = (given[first] + given[second]) / 2
+    array = np.asarray(values, dtype=float)
+    first, second = np.triu_indices(len(array))
+    averages: Floats = (array[first] + array[second]) / 2
     return averages
 
 

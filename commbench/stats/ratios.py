@@ -107,8 +107,8 @@ def both_sides(a: Values, b: Values, *, paired: bool) -> tuple[Floats, Floats]:
 
 def median_ratio(a: Floats, b: Floats) -> float:
     """Return median(b) / median(a), NaN where either is missing or not above 0."""
-    known = all(len(side) > 0 and float(np.median(side)) > 0 for side in (a, b))
-    return float(np.median(b) / np.median(a)) if known else math.nan
+    are_positive = all(len(side) > 0 and float(np.median(side)) > 0 for side in (a, b))
+    return float(np.median(b) / np.median(a)) if are_positive else math.nan
 
 
 @lru_cache(maxsize=64)

@@ -28,8 +28,8 @@ class StoppingRule:
         if self.relative_half_width is not None and not self.relative_half_width > 0:
             raise InputError(f"a precision target of {self.relative_half_width} cannot be met: choose one above 0.")
         if not 1 <= self.floor <= self.minimum <= self.maximum:
-            found = f"floor {self.floor}, minimum {self.minimum}, maximum {self.maximum}"
-            raise InputError(f"repetitions need 1 <= floor <= minimum <= maximum and got {found}: put them in order.")
+            limits = f"floor {self.floor}, minimum {self.minimum}, maximum {self.maximum}"
+            raise InputError(f"repetitions need 1 <= floor <= minimum <= maximum and got {limits}: put them in order.")
 
     def next_checkpoint(self, n: int) -> int:
         """Return at how many repetitions to look again after ``n``: half as many more, within floor and maximum."""
@@ -139,8 +139,8 @@ def modes_of(values: Values, *, apart: float = 1.05) -> tuple[float, float] | No
     gaps = -sums * n / (sizes * (n - sizes))  # between the means of the two sides, whose sums are opposite
     best = int(np.argmax(np.abs(sums * gaps)))
     total = float(logs @ logs)
-    needed = float(np.interp(math.log(n), np.log(_BIMODAL_SIZES), _BIMODAL_SHARES))
-    if gaps[best] < math.log(apart) or -sums[best] * gaps[best] < needed * total:
+    least_share = float(np.interp(math.log(n), np.log(_BIMODAL_SIZES), _BIMODAL_SHARES))
+    if gaps[best] < math.log(apart) or -sums[best] * gaps[best] < least_share * total:
         return None
     low = math.exp(centre + sums[best] / sizes[best])
     return low, low * math.exp(gaps[best])

@@ -33,8 +33,8 @@ def split_callable(text: str, example: str) -> tuple[Path, str]:
     """
     file, _, name = text.rpartition(":")
     if not name or name.endswith(".py"):
-        given = text.rstrip(":")
-        raise InputError(f"{text} names no function: write {given}:{example}, say, for a function {example}.")
+        path_text = text.rstrip(":")
+        raise InputError(f"{text} names no function: write {path_text}:{example}, say, for a function {example}.")
     if not Path(file).is_file():
         raise InputError(f"There is no file {file}: give the path of your own file as file.py:callable.")
     return Path(file), name

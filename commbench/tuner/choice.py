@@ -336,7 +336,7 @@ def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backen
     Raises:
         InputError: a parameter's data type cannot be timed.
     """
-    wanted: dict[tuple[str, str], set[int]] = {}
+    sizes_by_type: dict[tuple[str, str], set[int]] = {}
     plain = TrainingCase(workload="", world_size=ranks, batch_per_rank=1, backend=backend)
     for hook in dict.fromkeys([NONE, *(hook for hook in hooks if not is_file_hook(hook))]):
         case = replace(plain, **parse_hook(hook))
@@ -345,13 +345,13 @@ def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backen
             for message in messages_of(case, elements, ranks, shapes=[(side, elements // side)], dtype=dtype):
                 share = find_dtype(message.dtype).itemsize * ranks
                 size = share * math.ceil(message.message_bytes / share)
-                wanted.setdefault((message.operation, message.dtype), set()).add(size)
-    for sizes in wanted.values():
+                sizes_by_type.setdefault((message.operation, message.dtype), set()).add(size)
+    for sizes in sizes_by_type.values():
         while len(sizes) < LEAST_SIZES:
             sizes.add(FACTOR * max(sizes))
     sweeps = [
         Sweep(operations=(operation,), sizes=sorted(sizes), backends=(plain.carrier,), dtypes=(dtype,))
-        for (operation, dtype), sizes in wanted.items()
+        for (operation, dtype), sizes in sizes_by_type.items()
     ]
     return [case for sweep in sweeps for case in sweep.cases(ranks)]
 

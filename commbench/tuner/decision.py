@@ -438,11 +438,11 @@ class _Decision:
         )
         return _choice_of(best, None) if best else None
 
-    def _launch_advice(self, judged: Trained, level: float) -> str:
+    def _launch_advice(self, candidate: Trained, level: float) -> str:
         """Return a sentence on what would decide, see `commbench.tuner.effort.launch_advice`."""
         if not self.fresh or self.group.baseline is None or is_live(self.info):
             return ""
-        own, base = paired_sample_ms(judged, self.group.baseline)
+        own, base = paired_sample_ms(candidate, self.group.baseline)
         ratios = [theirs / ours for ours, theirs in zip(own, base, strict=True) if ours > 0]
         if self.info.get("status") == "partial" or len(ratios) < (self.info.get("first_look") or 0):
             return ""  # planned launches come first
@@ -471,25 +471,25 @@ class _Decision:
         return dataclasses.replace(chosen, speedup=1.0, speedup_ci=(1.0, 1.0)) if self.fresh else chosen
 
     def _reason(
-        self, verdict: Verdict, judged: Choice | None, speedup: Speedup | None, level: float, *, has_withheld: bool
+        self, verdict: Verdict, choice: Choice | None, speedup: Speedup | None, level: float, *, has_withheld: bool
     ) -> str:
         """Return one sentence: what was compared, the gain and its interval."""
         baseline = self._baseline_name
         if self.group.baseline is None:
             subject = f"{baseline[0].upper()}{baseline[1:]}"
             return f"{subject} did not train, so nothing can be compared with it: {self._why_unfit()}."
-        if judged is None and has_withheld:
+        if choice is None and has_withheld:
             return f"Every alternative to {baseline} that was measured alters learning, and none may be recommended."
-        if judged is None:
+        if choice is None:
             return f"No alternative to {baseline} was measured well{self._why_none()}."
         if not self.fresh:
-            return f"{judged.name} was the fastest alternative of the {self._stage} but was not measured again in " + (
+            return f"{choice.name} was the fastest alternative of the {self._stage} but was not measured again in " + (
                 "fresh blocks." if is_live(self.info) else "fresh launches."
             )
         if speedup is None or speedup.interval is None:
-            made = counted(speedup.launches if speedup else 0, "launch")
-            made = counted(speedup.blocks, "block") if speedup and speedup.blocks else made
-            return f"{judged.name} was measured again in {made} only, which says nothing about the next one."
+            effort = counted(speedup.launches if speedup else 0, "launch")
+            effort = counted(speedup.blocks, "block") if speedup and speedup.blocks else effort
+            return f"{choice.name} was measured again in {effort} only, which says nothing about the next one."
         low, high = speedup.interval.low, speedup.interval.high
         extent = fresh_extent(speedup.launches, speedup.blocks, is_live=is_live(self.info))
         consequences = {
@@ -498,7 +498,7 @@ class _Decision:
             "inconclusive": f"which neither shows nor excludes a gain beyond {100 * MARGIN:g} %",
         }
         return (
-            f"In {extent} {judged.name} ran {speedup.ratio:.3f} times as fast as {baseline}, "
+            f"In {extent} {choice.name} ran {speedup.ratio:.3f} times as fast as {baseline}, "
             f"{100 * level:.4g} % interval {low:.3f} to {high:.3f}, {consequences[verdict]}."
         )
 
@@ -534,11 +534,11 @@ class _Decision:
         members = [candidate for candidate in (self.group.baseline, best) if candidate]
         is_bimodal = any("bimodal_launches" in launch_flags(list(candidate.steps_ms.values())) for candidate in members)
         kind = "launches" if is_live(self.info) else "fresh launches"
-        made = "one launch" if launches == 1 else f"only {counted(launches, 'launch')}"
+        effort = "one launch" if launches == 1 else f"only {counted(launches, 'launch')}"
         few = f"only {launches} {kind}, so the interval assumes log-normal launches"
-        judged = {
+        warnings = {
             few: not blocks and 1 < launches < stats.fewest_launches(level),
-            f"{made}, and launches differ: the same command with the same --out adds one": blocks > 0,
+            f"{effort}, and launches differ: the same command with the same --out adds one": blocks > 0,
             f"only {blocks} fresh blocks, so the interval assumes log-normal times": (
                 0 < blocks < stats.fewest_launches(level)
             ),
@@ -553,8 +553,8 @@ class _Decision:
         if self.fresh and self.group.baseline:
             unfit = {case: why for case, why in self.group.unfit.items() if case not in self.group.too_costly}
             left_out = ((Choice(**setting_of(case)).name, why) for case, why in unfit.items())
-            judged |= {f"{name} is left out because {why.rstrip('.')}": True for name, why in left_out}
-        return tuple(warning for warning, is_raised in judged.items() if is_raised)
+            warnings |= {f"{name} is left out because {why.rstrip('.')}": True for name, why in left_out}
+        return tuple(warning for warning, is_raised in warnings.items() if is_raised)
 
 
 def _cost_of(best: Trained, group: _Compared) -> Cost | None:

@@ -109,11 +109,11 @@ class _Screening(_Stage):
         """Drop the alternatives that are clearly behind and, after some rounds, the slower half."""
         if self.rounds:
             behind, leader = self._behind(), 0.0
-            kept: list[int] = []
+            survivors: list[int] = []
             for members in self._by_class():
-                kept += self._best_of(members, behind, leader)
-                leader = max(map(self.median_speedup, kept), default=0.0)
-            self.candidates = kept
+                survivors += self._best_of(members, behind, leader)
+                leader = max(map(self.median_speedup, survivors), default=0.0)
+            self.candidates = survivors
 
     def _by_class(self) -> list[list[int]]:
         """Return the alternatives that are left by their effect on learning."""

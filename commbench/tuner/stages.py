@@ -419,8 +419,8 @@ class TuningPlan:
             return []
         plain = standing.best(measured, is_plain=True)
         fitting = max(self._most_confirmed, self._left_to_confirm(records) // self.first_look)
-        kept = standing.without(case for case in standing.cases if withheld(case, self.baseline, self._permitted))
-        usable = kept.best(latest) or kept.best(measured or None)
+        permitted = standing.without(case for case in standing.cases if withheld(case, self.baseline, self._permitted))
+        usable = permitted.best(latest) or permitted.best(measured or None)
         is_wanted = plain is not None and not best.is_plain and plain.log_ratio < 0
         chosen = [*([usable.case] if usable else []), best.case, *([plain.case] if plain and is_wanted else [])]
         return list(dict.fromkeys(chosen))[: fitting - 1]

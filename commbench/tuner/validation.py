@@ -46,19 +46,19 @@ class HeldOutPair:
         return self.predicted / self.measured - 1
 
 
-def median_error(held: Iterable[HeldOutPair]) -> float | None:
+def median_error(pairs: Iterable[HeldOutPair]) -> float | None:
     """Return the median absolute relative error; None without pairs."""
-    errors = [abs(pair.error) for pair in held]
+    errors = [abs(pair.error) for pair in pairs]
     return statistics.median(errors) if errors else None
 
 
-def rank_correlation(held: Sequence[HeldOutPair]) -> float | None:
+def rank_correlation(pairs: Sequence[HeldOutPair]) -> float | None:
     """Return Spearman's rank correlation of predictions and measurements; None for fewer than three."""
-    if len(held) < 3:  # noqa: PLR2004 - two pairs have a correlation of 1 or -1
+    if len(pairs) < 3:  # noqa: PLR2004 - two pairs have a correlation of 1 or -1
         return None
     import pandas as pd  # slow to import
 
-    predicted, measured = (pd.Series([getattr(pair, name) for pair in held]) for name in ("predicted", "measured"))
+    predicted, measured = (pd.Series([getattr(pair, name) for pair in pairs]) for name in ("predicted", "measured"))
     if predicted.min() == predicted.max() or measured.min() == measured.max():
         return None
     return float(predicted.rank().corr(measured.rank()))

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 def step(chunker: Any, layout: ChunkLayout, gradient: Any, memory: dict[str, Any]) -> dict[str, Any]:
     """Do one step of one rank, without collectives; return what it writes."""
-    norms, values = torch.full((layout.chunks,), 7.0), torch.full((layout.kept, layout.chunk), 7.0)
+    norms, values = torch.full((layout.chunks,), 7.0), torch.full((layout.sent_chunks, layout.chunk), 7.0)
     chunker.measure(gradient, memory.get("residual"), norms)
     own_norms = norms.clone()
     chunker.take(gradient, memory.get("residual"), norms, values, divisor=2.0, memory=memory)

@@ -432,7 +432,7 @@ def test_powersgd_never_sends_more_than_all(shape: list[int], rank: int, rate: i
 def test_chunks_of_a_bucket(elements: int, chunk: int, chunks: int, kept: int) -> None:
     """Divide a bucket into chunks, the last of which may reach beyond it."""
     layout = ChunkLayout.of(elements, density=0.25, chunk=chunk)
-    assert (min(chunk, elements), chunks, kept) == (layout.chunk, layout.chunks, layout.kept)
+    assert (min(chunk, elements), chunks, kept) == (layout.chunk, layout.chunks, layout.sent_chunks)
 
 
 def test_chunks_larger_than_the_model_are_refused() -> None:

@@ -160,7 +160,7 @@ def compare(
     if not force:
         _refuse_unsound([difference for difference in unlike if difference.is_among_baselines], "The baselines")
         _refuse_unsound(unlike, "A and B")
-    comparisons = _judged(pairs, margin=margin, q=q, looks=looks, seed=seed, force=force)
+    comparisons = _verdicts(pairs, margin=margin, q=q, looks=looks, seed=seed, force=force)
     keys_only_in_a = [key for key in side_a if key not in side_b]
     lost = [key for key in keys_only_in_a if side_a[key].timed] if _was_cut_short(run_b, baselines) else []
     return ComparisonTable(
@@ -218,7 +218,7 @@ def _loaded(run: Run | str | Path) -> Run:
     return run if isinstance(run, Run) else load_run(run)
 
 
-def _judged(
+def _verdicts(
     pairs: Sequence[tuple[Pooled, Measured]], *, margin: float, q: float, looks: int, seed: int, force: bool
 ) -> list[Comparison]:
     """Return the verdicts; none for cases that were timed differently."""

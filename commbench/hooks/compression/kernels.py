@@ -475,16 +475,16 @@ def choose_chunks(norms: Floats, histogram: Words, chosen: Words) -> bool:
 
     Returns whether all norms are finite; if not, the first chunks are chosen.
     """
-    words, kept = norms.view(np.int32), chosen.shape[0]
+    words, chunk_count = norms.view(np.int32), chosen.shape[0]
     for number in range(words.shape[0]):
         if (words[number] & MAGNITUDE) >= INFINITY:
-            chosen[:] = np.arange(kept)
+            chosen[:] = np.arange(chunk_count)
             return False
-    level, _ = _find_kth(words, kept, histogram)
+    level, _ = _find_kth(words, chunk_count, histogram)
     larger = 0
     for number in range(words.shape[0]):
         larger += words[number] > level
-    slot, equal = 0, kept - larger
+    slot, equal = 0, chunk_count - larger
     for number in range(words.shape[0]):
         if words[number] > level or (words[number] == level and equal > 0):
             equal -= words[number] == level

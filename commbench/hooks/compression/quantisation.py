@@ -167,9 +167,9 @@ def combine(  # noqa: PLR0917 - as `quantise`
         own_words[number] = scale / np.float32(divisor)
         _pack(sums, scale, own_values[at : at + size], errors)
         if rest is not None and scale >= 0:
-            kept = rest[begin : begin + size]
-            for i in range(kept.shape[0]):
-                kept[i] += errors[i]
+            chunk_rest = rest[begin : begin + size]
+            for i in range(chunk_rest.shape[0]):
+                chunk_rest[i] += errors[i]
 
 
 @njit(nogil=True, cache=True)

@@ -195,11 +195,11 @@ def _of_run(run: Run) -> Iterable[Sample]:
     yield _sample("commbench_run_complete", value=float(is_complete(info)))
     for row in dict.fromkeys((row.backend, row.library, row.transport) for row in run.rows if row.status == "ok"):
         yield _sample("commbench_backend_info", dict(zip(("backend", "library", "transport"), row, strict=True)))
-    yield from _counted("collective", run.rows)
-    yield from _counted("training", run.training_rows)
+    yield from _counts("collective", run.rows)
+    yield from _counts("training", run.training_rows)
 
 
-def _counted(kind: str, rows: Sequence[Row] | Sequence[TrainingRow]) -> Iterable[Sample]:
+def _counts(kind: str, rows: Sequence[Row] | Sequence[TrainingRow]) -> Iterable[Sample]:
     """Yield the number of rows of each status, and of each flag that occurs.
 
     A status without rows has the sample 0, so that an alert can tell "none" from "unknown".

@@ -83,7 +83,7 @@ def read(text: str, name: str, options: ImportOptions) -> Reading:
     """
     reading = Reading(name=name)
     try:
-        report = check_as(Report, _whole(text, reading))
+        report = check_as(Report, _parsed(text, reading))
     except InputError as error:
         raise InputError(f"{name} is no JSON of nccl-tests ({error}).") from error
     with reading.noting():
@@ -91,7 +91,7 @@ def read(text: str, name: str, options: ImportOptions) -> Reading:
     return reading
 
 
-def _whole(text: str, reading: Reading) -> Any:  # noqa: ANN401 - JSON
+def _parsed(text: str, reading: Reading) -> Any:  # noqa: ANN401 - JSON
     """Parse a file. The tool closes the object last, so a killed test leaves an incomplete file."""
     try:
         return json.loads(text)

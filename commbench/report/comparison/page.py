@@ -60,12 +60,12 @@ def _lines(table: ComparisonTable, reach: float) -> list[dict[str, object]]:
     names = ("name", "time_a", "time_b", "ratio", "verdict", "detectable", "further")
     cells = tabulate(table.cases, case_columns(table), should_keep_empty=True).lines
     return [
-        {**{name: cell.text for name, cell in zip(names, line, strict=True)}, "drawn": _drawn(case.comparison, reach)}
+        {**{name: cell.text for name, cell in zip(names, line, strict=True)}, "drawn": _marks(case.comparison, reach)}
         for case, line in zip(table.cases, cells, strict=True)
     ]
 
 
-def _drawn(comparison: Comparison, reach: float) -> list[float]:
+def _marks(comparison: Comparison, reach: float) -> list[float]:
     interval = comparison.interval
     ratios = (interval.low, comparison.ratio, interval.high) if interval else ()
     return [_place(ratio, reach) for ratio in ratios]

@@ -55,14 +55,14 @@ def bandwidths(run: Run) -> Iterable[Finding]:
     if not best:
         return
     case_names = {backend: _best_of(rows) for backend, rows in cases.items()}
-    name_format = "{} " if len({_what(row) for row in best.values()}) > 1 else ""
+    name_format = "{} " if len({_subject(row) for row in best.values()}) > 1 else ""
     measured_by = next(iter(case_names.values()))
     if len(set(case_names.values())) > 1:
         measured_by = "; ".join(f"{name}: {text}" for name, text in case_names.items())
     yield Finding(
         label="Bandwidth",
         texts=_lines(
-            run, [f"{backend} {name_format.format(_what(row))}{_rate(run, row)}" for backend, row in best.items()]
+            run, [f"{backend} {name_format.format(_subject(row))}{_rate(run, row)}" for backend, row in best.items()]
         ),
         details=[f"Bus bandwidth of {measured_by}.", *_flag_sentences(best)],
         is_lead=_is_lead(run),
@@ -89,12 +89,12 @@ def _best_of(rows: Sequence[Row]) -> str:
     """Describe the rows from which the maximum was taken: a maximum over many rows is partly chance."""
     sizes = {row.message_bytes for row in rows}
     if len(rows) == 1:
-        return f"{_what(rows[0])} of {_size(rows[0])}"
+        return f"{_subject(rows[0])} of {_size(rows[0])}"
     cases = "groups" if makes_groups(rows[0].pattern) and len(sizes) == 1 else "cases"
-    return f"{_what(rows[0])}, the best of its {len(rows)} {'sizes' if len(sizes) == len(rows) else cases}"
+    return f"{_subject(rows[0])}, the best of its {len(rows)} {'sizes' if len(sizes) == len(rows) else cases}"
 
 
-def _what(row: Row) -> str:
+def _subject(row: Row) -> str:
     return row.operation if row.pattern == "flat" else f"{row.operation} {row.pattern}"
 
 

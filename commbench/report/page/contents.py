@@ -191,7 +191,7 @@ def make_page(
             name="missing",
             title="What was not measured",
             sentences=_each(runs, lambda run: [*conditions.left_out(run), *unmetered(run)]),
-            tables=_some(conditions.missing_table(runs)),
+            tables=_present(conditions.missing_table(runs)),
         ),
         Section(
             name="conditions",
@@ -226,7 +226,7 @@ def _of(drawings: Iterable[Drawing], *sections: str) -> list[Drawing]:
     return [drawing for drawing in drawings if drawing.section in sections]
 
 
-def _some(*tables: Table | None) -> list[Table]:
+def _present(*tables: Table | None) -> list[Table]:
     return [table for table in tables if table is not None]
 
 
@@ -243,7 +243,7 @@ def _compared(runs: Sequence[Run]) -> Section:
         name="runs",
         title="The runs and their conditions",
         sentences=[sentence],
-        tables=_some(conditions.runs_table(runs), differences),
+        tables=_present(conditions.runs_table(runs), differences),
     )
 
 
