@@ -130,7 +130,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "loop_missing": "{backend} has no {loop} loop; use --loop {loops}",
         "matrix_of_all_ranks": "a matrix is of all ranks; leave --world-sizes out",
         "matrix_of_plain_calls": (
-            "a matrix is timed call by call on the same buffers; leave graph and other buffers out"
+            "a matrix is timed call by call on the same buffers; leave other cadences and buffers out"
         ),
         "message_too_large": (
             "{backend} takes at most {most} elements in one call, this case has {elements}; use a larger data type or "
@@ -141,6 +141,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "never_on_time": "no repetition started on time; use --sync dissemination",
         "never_queued_in_time": "the GPU waited for the host in every repetition; use --cadence pipelined or graph",
         "no_group": "pattern {pattern} makes no group of two ranks or more of {placement}",
+        "not_persistent": "{library} has no {function}, which came with MPI 4.0; use --cadence isolated",
         "operation_not_in_pattern": (
             "pattern {pattern} is for {offered}, and {operation} was asked for; use pattern flat"
         ),

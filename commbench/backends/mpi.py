@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -120,9 +120,10 @@ class MpiCommunicator(HostCommunicator):
     def _c_call(self, name: str, *arguments: int) -> tuple[int, ...]:
         return (address_of(getattr(self._library, name)), *arguments)
 
-    def _call(self, name: str, run: Callable[[], object], *arguments: int) -> Call:
-        """Return the call of one MPI function, in Python and by address; the communicator is its last argument."""
-        return Call(run=run, rows=[self._c_call(name, *arguments, self._handle)])
+    def _call(self, name: str, python_arguments: Sequence[Any], *arguments: int) -> Call:
+        """Return the call of ``MPI_name``, by mpi4py and by address; the communicator is its last argument in C."""
+        row = self._c_call(f"MPI_{name}", *arguments, self._handle)
+        return Call(run=partial(getattr(self._comm, name), *python_arguments), rows=[row])
 
     def _split(self, groups: Sequence[Group]) -> MpiCommunicator | None:
         """Make all groups by one MPI_Comm_split."""
@@ -131,11 +132,21 @@ class MpiCommunicator(HostCommunicator):
         if number == MPI.UNDEFINED:
             make()
             return None
-        return MpiCommunicator(self._control, make, [self._hosts[rank] for rank in groups[number]])
+        return type(self)(self._control, make, [self._hosts[rank] for rank in groups[number]])
+
+    def persistent(self) -> MpiCommunicator:
+        """Return a duplicate whose collectives are persistent requests."""
+        return self._persistent
+
+    @cached_property
+    def _persistent(self) -> PersistentMpiCommunicator:
+        return PersistentMpiCommunicator(self._control, self._comm.Dup, self._hosts)
 
     def close(self) -> None:
-        """Free the communicator and those of its groups."""
+        """Free the communicator, its persistent duplicate and those of its groups."""
         super().close()
+        if "_persistent" in vars(self):
+            self._persistent.close()
         self._comm.Free()
 
     def result_offset(self, operation: Operation, shape: Shape) -> int:
@@ -154,8 +165,8 @@ class MpiCommunicator(HostCommunicator):
         spec = [receive.memory, count, datatype]
         source, address = self._source(send, receive, send.count, datatype)
         return self._call(
-            "MPI_Allreduce",
-            lambda: self._comm.Allreduce(source, spec, op),
+            "Allreduce",
+            (source, spec, op),
             *(address, receive.address, count, _c_handle(datatype), _c_handle(op)),
         )
 
@@ -166,8 +177,8 @@ class MpiCommunicator(HostCommunicator):
         source, address = self._source(send, receive, block, datatype)
         handle = _c_handle(datatype)
         return self._call(
-            "MPI_Allgather",
-            lambda: self._comm.Allgather(source, spec),
+            "Allgather",
+            (source, spec),
             *(address, block, handle, receive.address, block, handle),
         )
 
@@ -180,8 +191,8 @@ class MpiCommunicator(HostCommunicator):
         spec = [target.memory, block, datatype]
         source, address = self._source(send, target, block, datatype)
         return self._call(
-            "MPI_Reduce_scatter_block",
-            lambda: self._comm.Reduce_scatter_block(source, spec, op),
+            "Reduce_scatter_block",
+            (source, spec, op),
             *(address, target.address, block, _c_handle(datatype), _c_handle(op)),
         )
 
@@ -192,8 +203,8 @@ class MpiCommunicator(HostCommunicator):
         source, address = self._source(send, receive, block, datatype)
         handle = _c_handle(datatype)
         return self._call(
-            "MPI_Alltoall",
-            lambda: self._comm.Alltoall(source, spec),
+            "Alltoall",
+            (source, spec),
             *(address, block, handle, receive.address, block, handle),
         )
 
@@ -202,8 +213,8 @@ class MpiCommunicator(HostCommunicator):
         datatype = _transfer_type(buffer.dtype)
         spec = [buffer.memory, buffer.count, datatype]
         return self._call(
-            "MPI_Bcast",
-            lambda: self._comm.Bcast(spec, root),
+            "Bcast",
+            (spec, root),
             *(buffer.address, buffer.count, _c_handle(datatype), root),
         )
 
@@ -214,8 +225,8 @@ class MpiCommunicator(HostCommunicator):
         source, address = self._source(send, receive, send.count, datatype)
         target = receive.address if receive else 0
         return self._call(
-            "MPI_Reduce",
-            lambda: self._comm.Reduce(source, spec, op, root),
+            "Reduce",
+            (source, spec, op, root),
             *(address, target, send.count, _c_handle(datatype), _c_handle(op), root),
         )
 
@@ -226,8 +237,8 @@ class MpiCommunicator(HostCommunicator):
         source, address = self._source(send, receive, block, datatype)
         handle, target = _c_handle(datatype), receive.address if receive else 0
         return self._call(
-            "MPI_Gather",
-            lambda: self._comm.Gather(source, spec, root),
+            "Gather",
+            (source, spec, root),
             *(address, block, handle, target, block, handle, root),
         )
 
@@ -238,8 +249,8 @@ class MpiCommunicator(HostCommunicator):
         target, address = self._source(receive, send, block, datatype)
         handle, source = _c_handle(datatype), send.address if send else 0
         return self._call(
-            "MPI_Scatter",
-            lambda: self._comm.Scatter(spec, target, root),
+            "Scatter",
+            (spec, target, root),
             *(source, block, handle, address, block, handle, root),
         )
 
@@ -280,7 +291,7 @@ class MpiCommunicator(HostCommunicator):
 
     def barrier(self) -> Call:
         """Prepare MPI_Barrier."""
-        return self._call("MPI_Barrier", self._comm.Barrier)
+        return self._call("Barrier", ())
 
     # Point to point
 
@@ -289,8 +300,8 @@ class MpiCommunicator(HostCommunicator):
         datatype = _transfer_type(buffer.dtype)
         spec = [buffer.memory, buffer.count, datatype]
         return self._call(
-            "MPI_Send",
-            lambda: self._comm.Send(spec, peer, TAG),
+            "Send",
+            (spec, peer, TAG),
             *(buffer.address, buffer.count, _c_handle(datatype), peer, TAG),
         )
 
@@ -350,6 +361,55 @@ class MpiCommunicator(HostCommunicator):
         if other is not None and buffer.shares_memory(other):
             return MPI.IN_PLACE, int(MPI.IN_PLACE)
         return [buffer.memory, count, datatype], buffer.address
+
+
+class PersistentMpiCommunicator(MpiCommunicator):
+    """Collectives as persistent requests of MPI 4: initialised once, then started and completed by each call."""
+
+    def algorithm(self, operation: str) -> str:  # noqa: ARG002 - the query finds the component of other collectives
+        """Return an empty text: the component of persistent collectives is unknown."""
+        return ""
+
+    def _call(self, name: str, python_arguments: Sequence[Any], *_: int) -> Call:
+        """Initialise a request by ``MPI_name_init``; return the call of MPI_Start and MPI_Wait.
+
+        Raises:
+            UnsupportedError: the library has no such function.
+        """
+        function = f"{name}_init"
+        try:
+            request = _Request(getattr(self._comm, function)(*python_arguments))
+        except NotImplementedError as error:
+            raise UnsupportedError("not_persistent", library=self.library(), function=f"MPI_{function}") from error
+        status = _statuses(1)
+        rows = [
+            self._c_call("MPI_Start", request.address),
+            self._c_call("MPI_Wait", request.address, int(status.ctypes.data)),
+        ]
+        return Call(run=request.run, rows=rows, keep=(request, status))
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401 - the arguments of any primitive
+        """Refuse a primitive that is no blocking collective."""
+        raise self._cannot("persistent form of this operation; use --cadence isolated")
+
+    send = receive = send_receive = exchange_window = iall_reduce = iall_gather = _refuse
+
+
+class _Request:
+    """A persistent request, which is freed with the call that starts it."""
+
+    def __init__(self, request: MPI.Prequest) -> None:
+        self._request = request
+        self.address = MPI._addressof(request)  # noqa: SLF001 - as `_c_handle`
+
+    def run(self) -> None:
+        """Start the operation and wait for its end."""
+        self._request.Start()
+        self._request.Wait()
+
+    def __del__(self) -> None:
+        if not MPI.Is_finalized():
+            self._request.Free()
 
 
 def _statuses(count: int) -> NDArray[np.uint8]:

@@ -153,7 +153,8 @@ Cadence = Annotated[
         "--cadence",
         metavar="NAMES",
         help=f"How operations follow each other: {join_names(MODES)}. isolated: ranks start each operation "
-        "together; pipelined: without waiting, as with --sync none; graph: a CUDA graph replays a sequence (NCCL).",
+        "together; pipelined: without waiting, as with --sync none; graph: a CUDA graph replays a sequence (NCCL); "
+        "persistent: each operation starts a request that was initialised once, by MPI_Allreduce_init (MPI).",
     ),
 ]
 BufferKinds = Annotated[

@@ -27,7 +27,7 @@ T = TypeVar("T")
 SYNCS = ("auto", "round-time", "dissemination", "barrier", "none")
 LOOPS = ("auto", "native", "python", "event")
 IN_PLACE = ("default", "in", "out", "both")
-MODES = ("isolated", "pipelined", "graph")
+MODES = ("isolated", "pipelined", "graph", "persistent")
 #: Kinds of buffers that are registered with NCCL and need no copy; symmetric ones have the same offset on each rank.
 REGISTERED = ("registered", "symmetric")
 BUFFERS = ("hot", "rotated", *REGISTERED)
@@ -61,6 +61,8 @@ class Case:
     """The requested algorithm, as `commbench.collectives.algorithms.Choice` writes it."""
     graph: bool = False
     """Whether several operations are captured in one CUDA graph, which is replayed."""
+    persistent: bool = False
+    """Whether the operation is a persistent request of MPI, which each repetition starts and completes."""
     env: str = ""
     """The environment variables of its launches, see `commbench.system.env`; empty: none was asked for."""
 
@@ -71,15 +73,17 @@ class Case:
         Fields added after version 1 appear only if they differ from the default, so that older keys stay valid.
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for name, default in (("world_size", None), ("algorithm", AUTO), ("graph", False), ("env", "")):
-            if fields[name] == default:
+        for name in ("world_size", "algorithm", "graph", "persistent", "env"):
+            if fields[name] == getattr(Case, name):
                 del fields[name]
         return json.dumps(fields, separators=(",", ":"))
 
     @property
     def mode(self) -> str:
-        """``graph`` for replayed graphs, ``pipelined`` for operations without synchronisation, else ``isolated``."""
-        return "graph" if self.graph else "pipelined" if self.sync == "none" else "isolated"
+        """One of `MODES`: ``pipelined`` without synchronisation, except for graphs and persistent requests."""
+        if self.graph or self.persistent:
+            return "graph" if self.graph else "persistent"
+        return "pipelined" if self.sync == "none" else "isolated"
 
     def __str__(self) -> str:
         """Name the case by the fields that differ from the defaults."""
@@ -98,7 +102,7 @@ class Case:
             words.append(f"on {self.world_size} ranks")
         if self.algorithm != AUTO:
             words.append(f"by {self.algorithm}")
-        words += {"pipelined": ["pipelined"], "graph": ["from a graph"]}.get(self.mode, [])
+        words += {"graph": ["from a graph"], "isolated": []}.get(self.mode, [self.mode])
         words += [f"in {self.buffers} buffers"] * (
             self.buffers not in {"hot", ""}
         )  # None: a row of another tool, which does not state it
@@ -132,7 +136,7 @@ class Sweep:
     algorithms: Sequence[str] = (AUTO,)
     """Algorithms to request, as ``--algorithm`` takes them; ``auto`` leaves the choice to the library."""
     cadences: Sequence[str] = ()
-    """Modes: ``isolated``, ``pipelined`` (``sync`` none) or ``graph``; empty: ``sync`` decides."""
+    """Modes: ``isolated``, ``pipelined`` (``sync`` none), ``graph`` or ``persistent``; empty: ``sync`` decides."""
     buffers: Sequence[str] = ("hot",)
     """``hot``: the same buffers in each repetition; ``rotated``: several sets in turn, together larger than the cache;
     ``registered`` and ``symmetric``: hot buffers that are registered with NCCL."""
@@ -242,15 +246,15 @@ class Sweep:
             root=requested.root if operation.rooted else None,
             algorithm=requested.algorithm if operation.has_nccl_algorithms else AUTO,
         )
-        for in_place, (sync, graph), buffers in itertools.product(places, self._syncs_and_graphs(), self.buffers):
-            buffers = buffers if operation.moves_data else "hot"  # noqa: PLW2901 - the axis that the operation lacks
-            yield replace(reduced, in_place=in_place, sync=sync, graph=graph, buffers=buffers)
-
-    def _syncs_and_graphs(self) -> list[tuple[str, bool]]:
-        """Return for each mode the synchronisation, and whether a graph is replayed."""
-        if not self.cadences:
-            return [(self.sync, False)]
-        return [("none" if cadence == "pipelined" else self.sync, cadence == "graph") for cadence in self.cadences]
+        for in_place, cadence, buffers in itertools.product(places, self.cadences or ("",), self.buffers):
+            yield replace(
+                reduced,
+                in_place=in_place,
+                sync="none" if cadence == "pipelined" else self.sync,
+                graph=cadence == "graph",
+                persistent=cadence == "persistent",
+                buffers=buffers if operation.moves_data else "hot",
+            )
 
 
 def _entry(operation: str, pattern: str, world_size: int) -> Operation:

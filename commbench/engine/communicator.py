@@ -72,6 +72,10 @@ class Communicator(Primitives[Any, Call]):
             return self
         raise UnsupportedError("algorithm_not_offered", backend=self.backend)
 
+    def persistent(self) -> Communicator:
+        """Return the communicator whose collectives are persistent requests; collective."""
+        raise self._cannot("persistent operations; use --cadence isolated or pipelined")
+
     @contextmanager
     def watched(self, *, replayed: bool = False) -> Iterator[None]:  # noqa: ARG002 - most libraries do not say
         """Observe untimed calls, whose algorithm and transport the library may log.

@@ -143,7 +143,7 @@ def prepare_matrix(case: Case, communicator: Communicator) -> PreparedMatrix:
     check_ranks(operation, communicator.size)
     if case.world_size is not None:
         raise UnsupportedError("matrix_of_all_ranks")
-    if case.graph or case.buffers != "hot":
+    if case.graph or case.persistent or case.buffers != "hot":
         raise UnsupportedError("matrix_of_plain_calls")
     dtype = DTYPES[case.dtype or "int8"]
     elements = case.message_bytes // dtype.itemsize

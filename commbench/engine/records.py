@@ -403,7 +403,7 @@ class Row:
     in_place: bool | None = column("send and receive share memory")
     message_bytes: int | None = column("nccl-tests' size: the larger buffer")
     osu_bytes: int | None = column("the size OSU prints for the same case")
-    cadence: str = column("isolated, pipelined or graph", "")
+    cadence: str = column("isolated, pipelined, graph or persistent", "")
     batch: int | None = column("operations timed together")
     window: int | None = column("messages in flight")
     buffers: str = column(

@@ -279,6 +279,7 @@ def prepare(case: Case, communicator: Communicator, hosts: Sequence[str] = (), s
     placed = (hosts or [""] * communicator.size)[: case.world_size]
     operation = operation_in_pattern(case.operation, case.pattern, len(placed))
     communicator = communicator.using(case.algorithm)
+    communicator = communicator.persistent() if case.persistent else communicator
     groups = groups_of(case.pattern, placed)
     within = communicator.split(groups)
     parts = [communicator.split(division) for division in operation.divisions(placed)]

@@ -1,14 +1,22 @@
 """Tests of the MPI and Gloo backends on real ranks: right results, and detection of wrong ones."""
 
 import importlib.util
+import itertools
+import re
 from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
+from conducting import run
+from launching import make_request, mpirun
 
-from commbench.collectives.cases import Case
+from commbench.collectives.cases import Case, Sweep
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
+from commbench.results import load_run
+from commbench.stats import ratio_interval
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 
@@ -30,17 +38,21 @@ def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
 
 def refusal(case: Case, size: int) -> str:
     """Return the beginning of the sentence that must refuse a case, or an empty text."""
-    if size < OPERATIONS[case.operation].minimum_ranks:
-        return f"{case.operation} needs at least"
-    if case.redop == "avg" and case.dtype and not DTYPES[case.dtype].epsilon:
-        return f"the average of {case.dtype} has no exact answer"
-    if case.backend == "mpi" and case.redop == "avg":
-        return "MPI has no avg"
-    if case.backend == "gloo" and case.operation in {"all_reduce", "iall_reduce", "reduce"} and not case.in_place:
-        return "torch.distributed reduces in place only"
-    if case.backend == "gloo" and case.operation == "all_to_all" and case.in_place:
-        return "torch.distributed has no in-place all_to_all"
-    return ""
+    operation, averages, is_gloo = OPERATIONS[case.operation], case.redop == "avg", case.backend == "gloo"
+    sentences = {
+        "gloo has no persistent operations": is_gloo and case.persistent,
+        f"{case.operation} needs at least": size < operation.minimum_ranks,
+        f"the average of {case.dtype} has no exact answer": averages and not DTYPES[str(case.dtype)].epsilon,
+        "mpi has no persistent form of this operation": (
+            case.persistent and (operation.kind != "collective" or operation.overlaps)
+        ),
+        "MPI has no avg": averages and not is_gloo,
+        "torch.distributed reduces in place only": (
+            is_gloo and case.operation in {"all_reduce", "iall_reduce", "reduce"} and not case.in_place
+        ),
+        "torch.distributed has no in-place all_to_all": is_gloo and case.operation == "all_to_all" and case.in_place,
+    }
+    return next((sentence for sentence, applies in sentences.items() if applies), "")
 
 
 def differing(entries: list[Entry], kind: str, expected: int) -> list[tuple[str, int]]:
@@ -100,4 +112,32 @@ def test_every_operation_and_type_is_covered(verified: dict[str, Any]) -> None:
 def test_a_barrier_that_does_not_wait_is_caught(verified: dict[str, Any]) -> None:
     """Count the ranks that leave an idle barrier early, and none in a real one."""
     expected = {"real": 0, "idle": verified["size"] - 1}
-    assert dict.fromkeys(BACKENDS.split(","), expected) == verified["barrier"]
+    assert {"mpi": {**expected, "persistent": 0}, **dict.fromkeys(BACKENDS.split(",")[1:], expected)} == (
+        verified["barrier"]
+    )
+
+
+def test_a_library_without_persistent_requests_is_named(verified: dict[str, Any]) -> None:
+    """Name the library, its version and the missing function."""
+    sentence = r"\S.* \d+\.\d+.* has no MPI_Allreduce_init, which came with MPI 4\.0; use --cadence isolated"
+    assert re.fullmatch(sentence, verified["old"])
+
+
+@pytest.mark.usefixtures("forks")
+def test_persistent_requests_are_compared_with_blocking_calls(tmp_path: Path) -> None:
+    """Measure both in each launch with right data and the same loop; state the ratio."""
+    operations, cadences = ["all_reduce", "barrier"], ["isolated", "persistent"]
+    sweep = Sweep(backends=["mpi"], operations=operations, sizes=[1024], cadences=cadences, sync="dissemination")
+    code, *_ = run(tmp_path, mpirun(), make_request(sweep.cases(2)))
+    loaded = load_run(tmp_path)
+    rows = {(row.operation, row.cadence): row for row in loaded.rows}
+    assert 0 == code
+    assert set(itertools.product(operations, cadences)) == set(rows)
+    assert {("ok", 0, "native", 2)} == {(row.status, row.wrong, row.loop, row.launches) for row in rows.values()}
+    for operation in operations:
+        times_us = (
+            [median(r.times_us) for r in loaded.records if (r.case.operation, r.case.mode) == (operation, cadence)]
+            for cadence in cadences
+        )
+        ratio, interval = ratio_interval(*times_us, level=0.95, seed=1, paired=True)
+        assert 1e-3 < ratio < 1e3, f"{operation}: persistent / blocking {ratio} [{interval.low}, {interval.high}]"

@@ -476,4 +476,4 @@ def test_cadences_and_buffers_are_axes_of_a_run(commbench: Command) -> None:
     assert [name + words for name in named for words in ("", " in rotated buffers")] == outcome.out.splitlines()[:4]
     outcome = commbench("run -c all_reduce --backend mpi --sizes 8 -n 2 --cadence slow --dry-run")
     assert (2, "") == (outcome.code, outcome.out)
-    assert "Unknown cadence 'slow'; choose from isolated, pipelined, graph." in outcome.err
+    assert "Unknown cadence 'slow'; choose from isolated, pipelined, graph, persistent." in outcome.err

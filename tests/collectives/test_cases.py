@@ -82,7 +82,7 @@ def test_several_sweeps_share_cases() -> None:
         ({"sync": "never"}, "Unknown synchronisation 'never'; choose from auto"),
         ({"loop": "endless"}, "Unknown loop 'endless'; choose from auto"),
         ({"in_place": "yes"}, "Unknown in_place value 'yes'; choose from default"),
-        ({"cadences": ["fast"]}, "Unknown cadence 'fast'; choose from isolated, pipelined, graph."),
+        ({"cadences": ["fast"]}, "Unknown cadence 'fast'; choose from isolated, pipelined, graph, persistent."),
         ({"buffers": ["cold"]}, "Unknown kind of buffers 'cold'; choose from hot, rotated, registered, symmetric."),
         ({"sizes": [0]}, "Message size 0 is not a positive number of bytes."),
         ({"sizes": [-8]}, "Message size -8 is not a positive number of bytes."),
@@ -117,16 +117,17 @@ def test_a_key_names_every_field() -> None:
         "buffers": "cold",
         "world_size": 2,
         "graph": True,
+        "persistent": True,
         "algorithm": "ring",
         "env": "A=1",
     }
     keys = {make_case(**{name: value}).key for name, value in changes.items()} | {case.key}
     assert 1 + len(changes) == len(keys)
     assert make_case().key == case.key
-    complete = make_case(world_size=2, graph=True, algorithm="ring", env="A=1")
+    complete = make_case(world_size=2, graph=True, persistent=True, algorithm="ring", env="A=1")
     fields = asdict(complete)
     assert fields == json.loads(complete.key)
-    later = {"world_size", "graph", "algorithm", "env"}
+    later = {"world_size", "graph", "persistent", "algorithm", "env"}
     assert {name: value for name, value in fields.items() if name not in later} == json.loads(case.key)
 
 
@@ -141,6 +142,7 @@ def test_names_show_settings_that_differ_from_the_defaults() -> None:
     assert "mpi all_reduce 1 KiB float32 sum from a graph in rotated buffers" == str(
         make_case(graph=True, sync="none", buffers="rotated")
     )
+    assert "mpi all_reduce 1 KiB float32 sum persistent" == str(make_case(persistent=True))
     assert str(make_case()) == str(make_case(buffers=""))
 
 
@@ -155,11 +157,11 @@ def test_cadences_and_buffers_are_axes() -> None:
         operations=["all_reduce", "barrier"],
         sizes=[8],
         backends=["nccl"],
-        cadences=["isolated", "pipelined", "graph"],
+        cadences=["isolated", "pipelined", "graph", "persistent"],
         buffers=["hot", "rotated"],
     )
     cases = sweep.cases(2)
-    cadences = [("isolated", "auto"), ("pipelined", "none"), ("graph", "auto")]
+    cadences = [("isolated", "auto"), ("pipelined", "none"), ("graph", "auto"), ("persistent", "auto")]
     assert [(*cadence, kind) for cadence in cadences for kind in ("hot", "rotated")] == [
         (case.mode, case.sync, case.buffers) for case in cases if case.operation == "all_reduce"
     ]

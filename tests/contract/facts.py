@@ -42,6 +42,7 @@ ADDED = frozenset(
         "env",
         "env_reason",
         "framework_us",
+        "persistent",
     }
     | {"live", "probes_us", "repeating_s", "revisiting_s", "safe", "speedup_fp16", "speedup_fp16_ci_high"}
     | {

@@ -601,12 +601,14 @@ def test_patterns_come_back() -> None:
         assert pytest.approx(row.busbw_GBps, rel=1e-3) == back.busbw_GBps
 
 
-def test_graphs_and_rotated_buffers_come_back() -> None:
-    """Distinguish graphs and rotated buffers from isolated and hot ones."""
-    for style in ("nccl-tests", "osu"):
-        _, imported = printed(style, [make_case(message_bytes=4096, graph=True, buffers="rotated")], 50.0, 4)
-        (back,) = rows_of(imported)
-        assert ("graph", "rotated") == (back.cadence, back.buffers)
+@pytest.mark.parametrize("style", ["nccl-tests", "osu"])
+@pytest.mark.parametrize("cadence", ["graph", "persistent"])
+def test_cadences_and_rotated_buffers_come_back(style: str, cadence: str) -> None:
+    """Distinguish graphs, persistent requests and rotated buffers from isolated operations and hot buffers."""
+    case = make_case(message_bytes=4096, buffers="rotated", **{cadence: True})
+    _, imported = printed(style, [case], 50.0, 4)
+    (back,) = rows_of(imported)
+    assert (cadence, "rotated") == (back.cadence, back.buffers)
 
 
 def test_groups_that_ran_together_are_no_launches() -> None:

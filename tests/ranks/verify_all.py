@@ -4,11 +4,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NoReturn
 
+from mpi4py import MPI
 from reporting import report_and_exit
 
 from commbench.backends import connect_control, open_backend
+from commbench.backends.mpi import MpiCommunicator
 from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
@@ -35,6 +37,7 @@ def cases(backend: str, size: int) -> list[Case]:
         sweeps.append(Sweep(operations=MOVING, **common))
         if name in OFTEN:
             sweeps.append(Sweep(operations=REDUCING, redops=["min", "max", "prod", "avg"], **common))
+            sweeps.append(Sweep(operations=MOVING, cadences=["persistent"], **common))
     return all_cases(sweeps, size)
 
 
@@ -106,12 +109,30 @@ def findings(
 
 
 def barrier_findings(communicator: Communicator, control: Control) -> dict[str, object]:
-    """Return the findings of verification for the real barrier and for one that does not wait."""
-    prepared = prepare(
-        Case(backend=communicator.backend, operation="barrier", message_bytes=0, dtype=None), communicator
-    )
-    idle = replace(prepared, calls=[Call(run=lambda: None)])
-    return {name: each.verify(control, shared_clock=True).wrong for name, each in (("real", prepared), ("idle", idle))}
+    """Return the findings of verification for the real barriers and for one that does not wait."""
+    case = Case(backend=communicator.backend, operation="barrier", message_bytes=0, dtype=None)
+    barriers = {"real": prepare(case, communicator)}
+    if communicator.backend == "mpi":
+        barriers["persistent"] = prepare(replace(case, persistent=True), communicator)
+    barriers["idle"] = replace(barriers["real"], calls=[Call(run=lambda: None)])
+    return {name: each.verify(control, shared_clock=True).wrong for name, each in barriers.items()}
+
+
+class OldComm(MPI.Intracomm):
+    """A communicator of an MPI before 4.0, where mpi4py raises this error."""
+
+    def Allreduce_init(self, *_: Any) -> NoReturn:  # noqa: N802 - mpi4py's name
+        """Raise, because the library has no such function."""
+        raise NotImplementedError("MPI_Allreduce_init")
+
+
+def old_library_finding(control: Control) -> str:
+    """Return the refusal of persistent requests by a library without them."""
+    communicator = MpiCommunicator(control, lambda: OldComm(MPI.COMM_WORLD.Dup()))
+    case = Case(backend="mpi", operation="all_reduce", message_bytes=8, dtype="float32", redop="sum", persistent=True)
+    refusal = prepared_everywhere(replace(case, in_place=True), communicator, control, [])
+    communicator.close()
+    return str(refusal)
 
 
 def main() -> None:
@@ -124,6 +145,7 @@ def main() -> None:
             results["cases"].append({"case": asdict(case)} | dict(findings(case, number, communicator, control)))
         results["barrier"][backend] = barrier_findings(communicator, control)
         communicator.close()
+    results["old"] = old_library_finding(control)
     report_and_exit(results, control)
 
 

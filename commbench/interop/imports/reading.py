@@ -110,12 +110,13 @@ class OwnSetting:
     in_place: bool = False
     root: int = 0
     graph: bool = False
+    persistent: bool = False
     buffers: str = "hot"
 
     @property
     def manner(self) -> dict[str, Any]:
-        """The fields of `Timed` for synchronisation, graphs and buffers."""
-        return {"sync": self.sync, "graph": self.graph, "buffers": self.buffers}
+        """The fields of `Timed` for synchronisation, cadence and buffers."""
+        return {"sync": self.sync, "graph": self.graph, "persistent": self.persistent, "buffers": self.buffers}
 
 
 def own_setting(line: str) -> OwnSetting | None:
@@ -136,6 +137,7 @@ def own_setting(line: str) -> OwnSetting | None:
         in_place=", in place" in match[3],
         root=int(words.get("root", 0)),
         graph=words.get("cadence") == "graph",
+        persistent=words.get("cadence") == "persistent",
         buffers=words.get("buffers", "hot"),
     )
 
@@ -210,6 +212,7 @@ class Timed:
     sync: str = "auto"
     buffers: str = "hot"
     graph: bool = False
+    persistent: bool = False
     rank_mean_us: float | None = None
     wrong: int | None = None
     failure: Reason | None = None
@@ -250,6 +253,7 @@ class Timed:
                 sync=self.sync,
                 buffers=self.buffers,
                 graph=self.graph,
+                persistent=self.persistent,
             ),
             launch=0,
             status="wrong" if self.wrong else "ok",
