@@ -8,6 +8,8 @@ from typing import Any
 from commbench.collectives.cases import Case
 from commbench.engine.records import SCHEMA, GroupTimes, Record, Row
 from commbench.results.info import RunInfo
+from commbench.results.reading import read_samples
+from commbench.results.record_types import collective_records
 from commbench.results.states import SLOW
 from commbench.results.summary import keyed_rows
 
@@ -110,3 +112,13 @@ def read_rows(out: Path) -> list[dict[str, str]]:
     """Return the rows of a run's ``collectives.csv``, one a case: of the better state where the machine was in two."""
     with (out / "collectives.csv").open(encoding="utf-8", newline="") as file:
         return [row for row in csv.DictReader(file) if SLOW != row["state"]]
+
+
+def read_records(out: Path) -> tuple[Record, ...]:
+    """Return the records of a run as the ranks sent them, not divided by the state of the machine."""
+    return collective_records(read_samples(out)[0])
+
+
+def read_launches(out: Path) -> list[int]:
+    """Return the launches of a run that have a measured record."""
+    return sorted({record.launch for record in read_records(out) if record.status == "ok"})

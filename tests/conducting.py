@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from builders import read_records
 from launching import Recorder, ScriptLauncher, make_request, open_store
 
 from commbench.collectives.cases import Sweep
 from commbench.launch.conductor import conduct
 from commbench.launch.launchers import Launcher
-from commbench.results import load_run
 from commbench.results.plan import RunRequest, single_stage
 
 CASES = Sweep(backends=["mpi"], sizes=[8, 1024], operations=["all_reduce", "broadcast"]).cases(2)
@@ -37,4 +37,4 @@ def run(
 
 def measured(path: Path) -> list[tuple[str, int, str]]:
     """Return (case key, launch, status) of all records."""
-    return [(record.case.key, record.launch, record.status) for record in load_run(path).records]
+    return [(record.case.key, record.launch, record.status) for record in read_records(path)]

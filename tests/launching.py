@@ -13,10 +13,11 @@ from typing import Any
 
 import psutil
 import pytest
+from builders import read_records
 
 from commbench.launch.events import CaseFinished, CaseProgress, Event, Notice, RankOutput
 from commbench.launch.launchers import MpirunLauncher, Placement, choose_launcher
-from commbench.results import Store, load_run
+from commbench.results import Store
 from commbench.results.info import RunInfo
 from commbench.results.plan import RunRequest
 from commbench.results.record_types import AnyCase, AnyRecord
@@ -241,4 +242,4 @@ def records_from_lab(out: Path, *arguments: str, lab: Sequence[str] = (), timeou
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
-    return list(load_run(out).records)
+    return list(read_records(out))

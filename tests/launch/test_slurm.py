@@ -13,11 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from builders import read_rows
+from builders import read_launches, read_records, read_rows
 from launching import NO_OFI, wait_until
 from slurm import MARK, Cluster, private_slurm
-
-from commbench.results import load_run
 
 pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.usefixtures("forks")]
 
@@ -107,7 +105,7 @@ def test_tasks_of_srun_are_ranks_and_add_launches(cluster: Cluster, tmp_path: Pa
     for _ in range(2):
         run_task(cluster, *task, "--backend", "gloo", "--out", str(out))
     assert ("complete", "slurm", 2) == tuple(info(out)[key] for key in ("status", "launcher", "nodes"))
-    assert [0, 1] == [record.launch for record in load_run(out).records if record.status == "ok"]
+    assert [0, 1] == [record.launch for record in read_records(out) if record.status == "ok"]
 
 
 def test_a_conductor_can_start_its_ranks_by_srun(cluster: Cluster, tmp_path: Path) -> None:
@@ -150,7 +148,7 @@ def check_resumed(cluster: Cluster, out: Path, *arguments: str) -> None:
     """Submit the job again and check that every case was measured once per launch."""
     code, output = finish(cluster, submit(cluster, out, *arguments), out)
     assert (0, "complete") == (code, info(out)["status"]), output
-    counts = Counter((record.launch, record.case.key) for record in load_run(out).records if record.status == "ok")
+    counts = Counter((record.launch, record.case.key) for record in read_records(out) if record.status == "ok")
     assert {1} == set(counts.values())
     assert 2 * len(read_rows(out)) == len(counts)
 
@@ -207,8 +205,7 @@ def test_the_script_can_do_without_a_conductor(cluster: Cluster, tmp_path: Path)
     arguments = ("run", "-c", "all_reduce", "--sizes", "8", "--backend", "gloo")
     code, output = finish(cluster, submit(cluster, out, *arguments, DIRECT="1"), out)
     assert 0 == code, output
-    assert [6, "ok"] == [len(load_run(out).records), read_rows(out)[0]["status"]]
-    assert "6" == read_rows(out)[0]["launches"]
+    assert ([*range(6)], "ok") == (read_launches(out), read_rows(out)[0]["status"])
 
 
 @pytest.mark.slow
@@ -224,7 +221,7 @@ def test_ended_tasks_of_srun_leave_a_partial_run(cluster: Cluster, tmp_path: Pat
     assert "partial" == info(out)["status"]
     assert wait_until(lambda: not cluster.tasks()), cluster.tasks()
     run_task(cluster, *task)
-    counts = Counter(record.case.key for record in load_run(out).records if record.status == "ok")
+    counts = Counter(record.case.key for record in read_records(out) if record.status == "ok")
     assert ("complete", {1}) == (info(out)["status"], set(counts.values()))
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from builders import read_records
 from launching import Recorder, make_request, open_store, wait_until
 
 from commbench.collectives.cases import Sweep
 from commbench.launch.conductor import conduct
 from commbench.launch.launchers import Placement, choose_launcher
 from commbench.launch.process import TOKEN
-from commbench.results import load_run
 from commbench.results.plan import single_stage
 
 LAB = Path("/run/commbench-lab")
@@ -66,7 +66,7 @@ def main(out: Path, backend: str, host: str) -> None:
     with open_store(out, request) as store:
         code = conduct(single_stage(request), store, launcher, display)
     seconds = time.monotonic() - cut_at
-    statuses = [record.status for record in load_run(out).records]
+    statuses = [record.status for record in read_records(out)]
     gone = wait_until(lambda: not find_on(host), 5 + 15 - seconds)
     remaining = find_on(host)
     info = json.loads((out / "run.json").read_text())
