@@ -8,15 +8,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from commbench.analysis.prediction.breakeven import DENSEST
+from commbench.analysis.prediction.breakeven import DENSEST, FASTEST_BPS
 from commbench.analysis.prediction.closed_forms import FittedHop
 from commbench.analysis.prediction.curves import ASSUMED_ERROR
-from commbench.analysis.prediction.forecast import AnyForecast, BreakEvenForecast, CollectiveForecast, StepForecast
+from commbench.analysis.prediction.forecast import (
+    AnyForecast,
+    BreakEvenForecast,
+    BreakEvenRateForecast,
+    CollectiveForecast,
+    StepForecast,
+)
 from commbench.analysis.prediction.larger import GrowingNetwork
 from commbench.report.columns import Cell, Column, Tone, number, plain_table, printed, tabulate
 from commbench.report.formats import microseconds, percent, short, time_with_interval
 from commbench.results.tables import rows_by
-from commbench.units import counted, format_size, three_digits
+from commbench.units import counted, format_link_rate, format_size, three_digits
+
+AnyTrainingForecast = StepForecast | BreakEvenForecast | BreakEvenRateForecast
 
 
 def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
@@ -182,7 +190,7 @@ def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
     return [*parts, *_reasons(rows)]
 
 
-def _name_of(row: StepForecast | BreakEvenForecast, rows: Iterable[StepForecast | BreakEvenForecast]) -> str:
+def _name_of(row: AnyTrainingForecast, rows: Iterable[AnyTrainingForecast]) -> str:
     """Return the workload, with the properties that distinguish it from the others."""
     words = [row.backend, f"batch {row.batch_per_rank} a rank", *([] if row.precision == "fp32" else [row.precision])]
     description = f"{row.workload} ({', '.join(words)}"
@@ -190,19 +198,21 @@ def _name_of(row: StepForecast | BreakEvenForecast, rows: Iterable[StepForecast 
     return f"{description}, trained on {row.trained_on})" if len(same_workload) > 1 else f"{description})"
 
 
-def _uncertainty_notes(group: Sequence[StepForecast] | Sequence[BreakEvenForecast]) -> list[RenderableType]:
+def _uncertainty_notes(group: Sequence[AnyTrainingForecast]) -> list[RenderableType]:
     """State that the network's errors are assumed, or that errors on held-out measurements are large."""
     is_assumed = group[0].held_out_error is not None and not _has_level_of_steps(group)
     errors = (error for row in group for error in (row.held_out_error, row.network_error))
     return [*([Text(_ASSUMED)] if is_assumed else []), *_warning(errors)]
 
 
-def _has_level_of_steps(rows: Iterable[StepForecast | BreakEvenForecast]) -> bool:
+def _has_level_of_steps(rows: Iterable[AnyTrainingForecast]) -> bool:
     """Return whether the intervals come from measured errors; a lower bound has no interval."""
     return all(row.level is not None for row in rows if row.status == "ok" and _has_interval(row))
 
 
-def _has_interval(row: StepForecast | BreakEvenForecast) -> bool:
+def _has_interval(row: AnyTrainingForecast) -> bool:
+    if isinstance(row, BreakEvenRateForecast):
+        return row.rate_bps_high is not None
     return (row.step_ms_high if isinstance(row, StepForecast) else row.density_high) is not None
 
 
@@ -249,6 +259,37 @@ def render_break_evens(rows: Sequence[BreakEvenForecast]) -> list[RenderableType
         title = f"\n{_name_of(group[0], rows)}: the density below which top-k is predicted to pay"
         parts += [Text(title, style="bold"), table, *_uncertainty_notes(group)]
     return [*parts, *_reasons(rows)]
+
+
+def render_break_even_rates(rows: Sequence[BreakEvenRateForecast]) -> list[RenderableType]:
+    """Return the break-even link rates as tables: a line for each number of ranks, a column for each hook."""
+    parts: list[RenderableType] = []
+    for _, members in itertools.groupby(rows, lambda row: _workload_of(row)[:-1]):
+        group = list(members)
+        if not _any_ok(group):
+            continue
+        cells = {(row.world_size, row.hook): row for row in group}
+        hooks = list(dict.fromkeys(row.hook for row in group))
+        ranks = sorted({row.world_size for row in group})
+        lines = [(str(count), *(_rate(cells[count, hook]) for hook in hooks)) for count in ranks]
+        table = printed(plain_table(("ranks", *hooks), lines, words=1))
+        title = f"\n{_name_of(group[0], rows)}: the link rate below which a hook is predicted to pay"
+        parts += [Text(title, style="bold"), table, *_uncertainty_notes(group)]
+    return [*parts, *_reasons(rows)]
+
+
+def _rate(row: BreakEvenRateForecast) -> str:
+    if row.status != "ok":
+        return "-"
+    likely, low, high = (rate_text(rate) for rate in (row.rate_bps, row.rate_bps_low, row.rate_bps_high))
+    return likely if low == likely == high else f"{likely} [{low}, {high}]"
+
+
+def rate_text(rate_bps: float | None) -> str:
+    """Return a break-even rate to three digits; ``never`` and ``always`` at the ends of the search."""
+    if not rate_bps:
+        return "never"
+    return "always" if rate_bps >= FASTEST_BPS else format_link_rate(float(f"{rate_bps:.3g}"))
 
 
 def _density(row: BreakEvenForecast) -> str:
@@ -307,5 +348,5 @@ def _table_of(row: CollectiveForecast) -> tuple[str, ...]:
     return row.operation, row.backend, row.dtype, row.pattern, row.rate
 
 
-def _workload_of(row: StepForecast | BreakEvenForecast) -> tuple[str, str, int, str, str, str]:
+def _workload_of(row: AnyTrainingForecast) -> tuple[str, str, int, str, str, str]:
     return row.workload, row.backend, row.batch_per_rank, row.precision, row.trained_on, row.rate

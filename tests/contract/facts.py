@@ -29,6 +29,7 @@ WORDS = frozenset({"case", "doubts", "evidence", "flags", "help", "paragraph", "
 ADDED = frozenset(
     {
         "--accept-loss",
+        "--chart",
         "--env",
         "--expect",
         "--link",

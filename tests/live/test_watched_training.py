@@ -76,7 +76,7 @@ def test_the_hook_of_the_script_stays(watched: Any, way: str) -> None:
     found, is_own = watched[way], way == "own_hook"
     assert [["fp16_compress_hook"] if is_own else []] * 2 == found["hooks"]
     assert is_own == ("the script has a communication hook of its own, which stays" in found["messages"])
-    assert is_own != found["buckets"]
+    assert is_own != found["buckets"], found["messages"]
 
 
 def test_accumulation_is_noticed(watched: Any) -> None:

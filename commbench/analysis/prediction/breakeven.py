@@ -1,13 +1,18 @@
-"""The break-even density: below it top-k beats sending dense gradients; over ranks and link rates."""
+"""Break-evens with dense gradients: the density below which top-k pays, and the link rate below which a hook does."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from commbench.analysis.prediction.larger import best_buckets, model_with_density
+from commbench.analysis.prediction.larger import (
+    LargerNetwork,
+    best_buckets,
+    model_on_network,
+    model_with_density,
+)
 from commbench.analysis.prediction.steps import StepModel
 from commbench.ddp.plan.cases import DEFAULT_CAP
 from commbench.ddp.plan.records import TrainingRow
@@ -17,6 +22,21 @@ from commbench.hooks.registry import NONE, TOP_K, gathered_density, hook_words
 #: Range of the search for a break-even density, and the halvings that find it to 2 %.
 SPARSEST, DENSEST = 1e-5, 1.0
 _HALVINGS = 9
+#: Range of the search for a break-even rate in bits per second, and the halvings that find it to 2 %.
+SLOWEST_BPS, FASTEST_BPS = 1e6, 1e12
+_RATE_HALVINGS = 10
+
+
+def crossing(is_faster: Callable[[float], bool], low: float, high: float, halvings: int) -> float | None:
+    """Return where a hook stops to be faster, by bisection; ``high`` if it always is, None if it is not at ``low``."""
+    if is_faster(high):
+        return high
+    if not is_faster(low):
+        return None
+    for _ in range(halvings):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if is_faster(middle) else (low, middle)
+    return math.sqrt(low * high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,25 +86,52 @@ class BreakEvenSearch:
         Raises:
             InputError: no top-k was measured, or the network lacks a collective that a hook uses.
         """
+        return crossing(lambda d: handicap * self._sparse_ms(d) < self.dense_ms, SPARSEST, DENSEST, halvings)
 
-        def is_faster(log_density: float) -> bool:
-            return handicap * self._sparse_ms(log_density) < self.dense_ms
+    def _sparse_ms(self, density: float) -> float:
+        if density not in self._cached_ms:
+            sparse, name = model_with_density(self.model, density)
+            self._cached_ms[density] = best_buckets(sparse, name, self.caps).step_ms
+        return self._cached_ms[density]
 
-        low, high = math.log(SPARSEST), math.log(DENSEST)
-        if is_faster(high):
-            return DENSEST
-        if not is_faster(low):
-            return None
-        for _ in range(halvings):
-            middle = (low + high) / 2
-            low, high = (middle, high) if is_faster(middle) else (low, middle)
-        return math.exp((low + high) / 2)
 
-    def _sparse_ms(self, log_density: float) -> float:
-        if log_density not in self._cached_ms:
-            sparse, name = model_with_density(self.model, math.exp(log_density))
-            self._cached_ms[log_density] = best_buckets(sparse, name, self.caps).step_ms
-        return self._cached_ms[log_density]
+@dataclass(frozen=True, kw_only=True)
+class RateSearch:
+    """The search for break-even rates on one number of ranks; steps are cached between searches."""
+
+    model: StepModel
+    """Of the step, on any network."""
+    network: Callable[[float], LargerNetwork]
+    """Returns the network with links of a rate in bits per second."""
+    caps: Sequence[str]
+    """Bucket sizes to choose from; each side uses its best."""
+    _models: dict[float, StepModel] = field(default_factory=dict, repr=False, compare=False)
+    _cached_ms: dict[tuple[str, float], float] = field(default_factory=dict, repr=False, compare=False)
+
+    def rate_bps(self, hook: str, *, handicap: float = 1.0, halvings: int = _RATE_HALVINGS) -> float | None:
+        """Return the link rate below which a hook's step is shorter than the dense one; None if at none.
+
+        Args:
+            hook: by name.
+            handicap: factor on the steps with the hook, to find the ends of an interval.
+            halvings: of the range between `SLOWEST_BPS` and `FASTEST_BPS`; the latter is returned if the hook is faster
+                at any rate.
+
+        Raises:
+            InputError: the hook was not measured, or the network lacks a collective that it uses.
+        """
+
+        def is_faster(rate_bps: float) -> bool:
+            return handicap * self._step_ms(hook, rate_bps) < self._step_ms(NONE, rate_bps)
+
+        return crossing(is_faster, SLOWEST_BPS, FASTEST_BPS, halvings)
+
+    def _step_ms(self, hook: str, rate_bps: float) -> float:
+        if (hook, rate_bps) not in self._cached_ms:
+            if rate_bps not in self._models:
+                self._models[rate_bps] = model_on_network(self.model, self.network(rate_bps))
+            self._cached_ms[hook, rate_bps] = best_buckets(self._models[rate_bps], hook, self.caps).step_ms
+        return self._cached_ms[hook, rate_bps]
 
 
 def break_even(model: StepModel, caps: Sequence[str], *, dense: Sequence[str] = ("none",)) -> BreakEven:

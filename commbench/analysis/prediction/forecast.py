@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from commbench.analysis.prediction.breakeven import SPARSEST, BreakEven, BreakEvenSearch
+from commbench.analysis.prediction.breakeven import (
+    SLOWEST_BPS,
+    SPARSEST,
+    BreakEven,
+    BreakEvenSearch,
+    RateSearch,
+)
 from commbench.analysis.prediction.bucketing import candidate_caps
 from commbench.analysis.prediction.fits import LEVEL, log_half_width
 from commbench.analysis.prediction.growth import GrowingCurve, HeldOut
@@ -115,21 +122,29 @@ class UncertainSteps:
     def break_even(self, caps: Sequence[str]) -> tuple[BreakEven, Interval]:
         """Return the break-even density and its interval; 0 at an end at which top-k never pays.
 
-        The collective times of both sides and the error of steps count as independent.
-
         Raises:
             InputError: as `commbench.analysis.prediction.breakeven.break_even`.
         """
         search = BreakEvenSearch(model=self.likely, caps=caps)
         density = search.density()
-        below, above = self._log_half_widths(best_buckets(self.likely, "none", caps))
         sparse, hook = self._with_density(density or SPARSEST)
-        faster, slower = sparse._log_half_widths(best_buckets(sparse.likely, hook, caps))  # noqa: SLF001 - of the same class
-        worst = math.exp(math.hypot(below, slower, self._model_half_width))
-        best = math.exp(math.hypot(above, faster, self._model_half_width))
-        low, high = (search.density(handicap=by, halvings=_HALVINGS) or 0.0 for by in (worst, 1 / best))
+        worst, best = sparse.handicaps(hook, caps)
+        low, high = (search.density(handicap=by, halvings=_HALVINGS) or 0.0 for by in (worst, best))
         likely = BreakEven(world_size=self.likely.network.world_size, dense_ms=search.dense_ms, density=density)
         return likely, Interval(low=min(low, density or 0.0), high=max(high, density or 0.0), level=_LEVEL)
+
+    def handicaps(self, hook: str, caps: Sequence[str]) -> tuple[float, float]:
+        """Return the factors on a hook's step, the largest and the smallest, that the uncertainty of both sides allows.
+
+        The collective times of the hook and of dense gradients and the error of steps count as independent.
+
+        Raises:
+            InputError: the network lacks a collective that the hook uses.
+        """
+        below, above = self._log_half_widths(best_buckets(self.likely, NONE, caps))
+        faster, slower = self._log_half_widths(best_buckets(self.likely, hook, caps))
+        worst = math.exp(math.hypot(below, slower, self._model_half_width))
+        return worst, math.exp(-math.hypot(above, faster, self._model_half_width))
 
     @property
     def _model_half_width(self) -> float:
@@ -261,11 +276,48 @@ class BreakEvenForecast:
         return self.workload
 
 
-AnyForecast = CollectiveForecast | StepForecast | BreakEvenForecast
+@dataclass(frozen=True, kw_only=True)
+class BreakEvenRateForecast:
+    """The link rate below which a hook beats dense gradients, on one number of ranks. None is an empty cell."""
+
+    kind: str = PREDICTED
+    about: str = "break_even_rate"
+    workload: str = ""
+    backend: str = ""
+    batch_per_rank: int = 0
+    precision: str = ""
+    trained_on: str = ""
+    hook: str = ""
+    world_size: int = 0
+    ranks_per_node: int = 1
+    rate_bps: float | None = _column("below it the hook is faster, in bits per second; empty: at none")
+    rate_bps_low: float | None = _column("interval; 0: at none")
+    rate_bps_high: float | None = _column("1e12: at any")
+    level: float | None = _column("as of a step")
+    held_out_error: float | None = _column("median absolute relative error of such steps")
+    held_out_over: str = ""
+    network_error: float | None = _column("as of a step, of either side")
+    status: str = "ok"
+    reason: Reason | None = None
+
+    @property
+    def rate(self) -> str:
+        """The link rate of the prediction: none, because it is what is predicted."""
+        return ""
+
+    @property
+    def subject(self) -> str:
+        """The predicted hook."""
+        return self.hook
+
+
+AnyForecast = CollectiveForecast | StepForecast | BreakEvenForecast | BreakEvenRateForecast
 #: Columns of one table of all rows; a row leaves the columns of other kinds empty.
 COLUMNS = tuple(
     dict.fromkeys(each.name for row in (CollectiveForecast, StepForecast, BreakEvenForecast) for each in fields(row))
 )
+#: The same with break-even rates.
+COLUMNS_WITH_RATES = tuple(dict.fromkeys([*COLUMNS, *(each.name for each in fields(BreakEvenRateForecast))]))
 
 
 def row_to_json(row: AnyForecast) -> JsonObject:
@@ -443,4 +495,59 @@ def _break_even(
         density_low=interval.low,
         density_high=interval.high,
         byte_density=break_even.byte_density,
+    )
+
+
+def rate_forecasts(
+    trained: TrainedWorkload, network: GrowingNetwork, networks: Networks, hooks: Iterable[str] | None = None
+) -> list[BreakEvenRateForecast]:
+    """Predict for each hook and number of ranks the link rate below which its step is shorter than the dense one.
+
+    Arguments and errors are those of `training_forecasts`; the rates of ``networks`` are not used.
+    """
+    model = model_on_own_cores(trained.model(network), trained.oversubscription)
+    caps = candidate_caps(trained.facts, most=_CAPS)
+    held_out = trained.held_out(network)
+    columns = {**trained.identity_columns, "held_out_error": held_out.error, "held_out_over": held_out.over}
+    rows = []
+    for ranks in networks.world_sizes:
+        on_links = functools.partial(_network_at, trained.backend, network, ranks, networks.ranks_per_node)
+        search = RateSearch(model=model, network=on_links, caps=caps)
+        place = {"world_size": ranks, "ranks_per_node": networks.ranks_per_node}
+        rows += [
+            _break_even_rate(search, held_out, {**columns, **place, "hook": hook})
+            for hook in hooks or trained.hooks
+            if hook != NONE
+        ]
+    return rows
+
+
+def _network_at(
+    backend: str, network: GrowingNetwork, ranks: int, ranks_per_node: int, rate_bps: float
+) -> LargerNetwork:
+    return network.at(backend, ranks, rate_bps=rate_bps, ranks_per_node=ranks_per_node)
+
+
+def _break_even_rate(search: RateSearch, held_out: HeldOut, columns: Mapping[str, Any]) -> BreakEvenRateForecast:
+    hook = columns["hook"]
+    try:
+        rate_bps = search.rate_bps(hook)
+        network = search.network(rate_bps or SLOWEST_BPS)
+        if network.is_lower_bound:
+            reason = _unknown_start_up(hook, f"From which link rate on {hook} does not pay")
+            return BreakEvenRateForecast(**columns, status="unsupported", reason=reason)
+        steps = UncertainSteps.on(search.model, network, held_out)
+        low, high = (
+            search.rate_bps(hook, handicap=by, halvings=_HALVINGS) or 0.0 for by in steps.handicaps(hook, search.caps)
+        )
+        both = [hook_case(steps.likely, name, DEFAULT_CAP) for name in (NONE, hook)]
+        rests_on = _rests_on(steps, both, is_lower_bound=False)
+    except InputError as error:
+        return BreakEvenRateForecast(**columns, status="unsupported", reason=Reason.of(error))
+    return BreakEvenRateForecast(
+        **columns,
+        **rests_on,
+        rate_bps=rate_bps,
+        rate_bps_low=min(low, rate_bps or 0.0),
+        rate_bps_high=max(high, rate_bps or 0.0),
     )
