@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import inspect
 import math
 import re
 import textwrap
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import terminal
 from reference import commands_page, docstrings_of_fields, python_page
 
 from commbench.collectives.operations import OPERATIONS, LengthRule, Operation, Shape
-from commbench.ddp.plan.records import BucketRow, TrainingRow
+from commbench.ddp.plan.records import BucketRow, TrainingRecord, TrainingRow
 from commbench.ddp.traces import SHIPPED, load_trace
 from commbench.ddp.workloads import TRACE, WORKLOADS, load_workload
 from commbench.engine.flags import FLAGS
-from commbench.engine.records import SCHEMA, OverlapRow, Row
+from commbench.engine.records import SCHEMA, OverlapRow, Record, Row
 from commbench.hooks.registry import HOOKS, HookOption, HookSpec
 from commbench.interop.exports.common import CASE_LABELS, TRAINING_LABELS
 from commbench.interop.exports.metrics import METRICS
 from commbench.report.comparison.formats import ComparisonRow
 from commbench.report.figures import all_figures
 from commbench.results import load_run
+from commbench.results.info import RunInfo
 from commbench.results.pairs import PairRow
 from commbench.results.recommendation import Choice, Cost, Difference, Recommendation, SafeChoice, Search
 from commbench.results.tables import column_dtypes
+from commbench.schema import Limits
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, TUNING_BUDGETS
 from commbench.tuner.predictions import PredictionRow
 
@@ -60,12 +64,10 @@ A run is one directory, schema {SCHEMA}:
 
 | file | what |
 |---|---|
-| `run.json` | schema, command line, seed, conditions of every host, `status` of the run, and `launches`: how each \
-ended, with the `stage` it belongs to (`collectives`, `sweep`, `confirm`; \
-of tuning `network`, `calibrate`, `round 1` and so on, `confirm`; `live`, see below), with `--env` also its `env` and \
-the values of its `variables` on the ranks and in NCCL's log |
+| `run.json` | command line, seed, conditions of every host, `status` of the run and of each launch: \
+[fields](#runjson) |
 | `samples.jsonl` | one line per visit of a case in a launch, appended and synced after every visit: the source of \
-truth; its `kind` is `collective` or `training`, see below |
+truth: [fields](#samplesjsonl) |
 | `collectives.csv` | one line per collective case, summarised over launches; made from the two files above, like all \
 that follow |
 | `overlap.csv` | one line per non-blocking collective, if the run has any |
@@ -77,18 +79,8 @@ that follow |
 | `losses.csv` | of a live tuning: `launch`, `step` and `loss` of each optimiser step on rank 0 |
 | `recommendation.json` | what the training concludes |
 
-A line of `samples.jsonl` whose `case` has an `operation` is of a collective: every valid repetition's time, mean over
-ranks and arrival skew, medians per rank, warm-ups, late starts, verification. One whose `case` has a `workload` is of
-training: every timed step of the slowest rank and the lengths of the blocks they belong to, parts of a step, times
-and sizes of buckets, bytes sent and expected, loss of every step, metrics, agreement of ranks. Of several lines for one
-case and launch the last counts. A line without a result has a sentence in `reason`, and its code of
-`commbench/errors.py` in `reason_code`. What each field is stands in `commbench/engine/records.py` and
-`commbench/ddp/plan/records.py`.
-
-**A live tuning** has `{{"live": true}}` in the `plan` of `run.json`. `baseline` is the case of the script's own
-setting, with which all others are compared. `settings` are all that may be tried. `framework` is the library that
-wrapped the model in DDP; it is empty if the script did. `own_hook` says whether the script has a communication hook. In
-`launches`, `ending` says why a launch ended; after the last five of these, `status` is `cut` and there is a `reason`:
+**A live tuning** has `{{"live": true}}` in the `plan` of `run.json`. The `ending` of a launch says why it ended. After
+the last five of these, `status` is `cut` and there is a `reason`:
 
 - `decided`; `undecided`: its own limit was reached; `nothing`: nothing was left to compare
 - `steps`, `time`: that limit was reached; `ended`: the training was over; `released`, `failed`
@@ -103,6 +95,21 @@ column in pandas, of `load_run` and of Parquet files; each type holds NA.
 
 A run that was [imported](importing.md) holds what another tool states: one time per case and launch, and nothing else
 that it does not say.
+"""
+
+RUN_INFO = """## run.json
+
+One object. Each table below is an object; a field that is absent does not apply or is unknown. Units are in the names:
+`us`, `ms` and `s` are times, `bytes`, `J` (joules), `MHz`, `Mbps` (1e6 bits per second) and `ppm`. A field of an object
+with a table of its own links to it.
+"""
+
+SAMPLES = """## samples.jsonl
+
+One object a line, a `Record` or a `TrainingRecord`: its `kind` is `collective` or `training`. Of several lines for one
+case and launch the last one counts, except for visits: the lines of all visits of a launch belong together. Times of a
+`Record` are those of one operation: divided by `batch` and `window`, and halved for a round trip. Its lists over
+repetitions hold valid repetitions only.
 """
 
 STRAGGLERS = """## stragglers in run.json
@@ -218,11 +225,70 @@ KINDS = {
     "Search": "a search",
 }
 MB = 1e6
+#: Types of fields that JSON holds otherwise than Python.
+JSON_TYPES = {"pairs": "object: a list for each field of [PairTimes](#pairtimes)"}
 
 
 def columns_page() -> str:
     """The page of columns, as text that ends in a newline."""
-    return "\n".join([HEAD, *_collectives(), *_training(), *_exported(), COMPARISON, _columns(ComparisonRow)])
+    rows = [*_collectives(), *_training(), *_exported(), COMPARISON, _columns(ComparisonRow)]
+    contracts = [RUN_INFO, *objects(RunInfo), STRAGGLERS, SAMPLES, *objects(Record, TrainingRecord)]
+    return "\n".join([HEAD, *contracts, *rows])
+
+
+def objects(*classes: type[Any]) -> list[str]:
+    """The tables of classes whose objects are JSON, and of all classes in them, each with a heading."""
+    parts = dict.fromkeys([*classes, *(part for cls in classes for part in classes_in(cls))])
+    return [text for part in parts for text in (f"### {part.__name__}\n", _paragraph(part), _json_fields(part))]
+
+
+def classes_in(hint: Any) -> list[type[Any]]:  # noqa: ANN401 - a class or another annotation
+    """The classes that the fields of a class or the arguments of an annotation name, to any depth."""
+    parts = get_type_hints(hint, include_extras=True).values() if is_object(hint) else get_args(hint)
+    return [found for part in parts for found in ([part] if is_object(part) else []) + classes_in(part)]
+
+
+def is_object(hint: Any) -> bool:  # noqa: ANN401 - an annotation
+    """Whether an annotation is a class with fields, whose values are objects of JSON."""
+    return is_typeddict(hint) or (isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint is not Limits)
+
+
+def _paragraph(cls: type[Any]) -> str:
+    text = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+    return text.replace("``", "`").replace("None ", "null ") + "\n"
+
+
+def _json_fields(cls: type[Any]) -> str:
+    """The fields of an object of JSON: name, type, meaning."""
+    hints, said = get_type_hints(cls, include_extras=True), docstrings_of_fields(cls)
+    hints = {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar and hint is not ClassVar}
+    missing = [name for name in hints if name not in said]
+    if missing:
+        raise ValueError(f"{cls.__name__} does not describe {', '.join(missing)}; write a text under each.")
+    return _table(
+        ("field", "type", "meaning"),
+        ((f"`{name}`", JSON_TYPES.get(name) or _json_type(hint), _clause(said[name])) for name, hint in hints.items()),
+    )
+
+
+def _json_type(hint: Any) -> str:  # noqa: ANN401 - an annotation
+    """The JSON type of an annotation, in words."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if is_object(hint):
+        return f"[{hint.__name__}](#{hint.__name__.lower()})"
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in arguments)
+    if origin is None:
+        return {int: "integer", float: "number", str: "text", bool: "boolean", Any: "any"}.get(hint, "null")
+    inner = [_json_type(argument) for argument in arguments if not isinstance(argument, Limits)]
+    words = {
+        Annotated: inner[0],
+        Union: " or ".join(inner),
+        types.UnionType: " or ".join(inner),
+        collections.abc.Mapping: f"object: {inner[-1]} by name",
+        tuple: f"[{', '.join(inner)}]",
+    }
+    return words.get(origin, f"list of {inner[0]}")
 
 
 def draw(name: str) -> bytes:
@@ -246,7 +312,6 @@ def _collectives() -> list[str]:
         _columns(OverlapRow),
         "## pairs.csv\n",
         _columns(PairRow),
-        STRAGGLERS,
         MODEL,
         OPERATIONS_HEAD,
         _table(
@@ -400,7 +465,7 @@ def _fields(
 
 def _clause(sentence: str) -> str:
     """A sentence as part of another."""
-    text = sentence.replace("``", "`").replace("None ", "null ")
+    text = sentence.replace("``", "`").replace("None ", "null ").replace("None:", "null:")
     text = text[:1].lower() + text[1:] if text[1:2].islower() else text
     return text if text.endswith("..") else text.removesuffix(".")
 

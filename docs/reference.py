@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import itertools
 import re
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,17 +124,22 @@ def _attribute(name: str) -> str:
 
 
 def docstrings_of_fields(cls: type[Any]) -> dict[str, str]:
-    """What the text under each field of a class says, in one line."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
-    return {
+    """What the text under each field of a class and of its bases says, in one line."""
+    module = inspect.getmodule(cls)
+    statements = ast.parse(inspect.getsource(module)).body if module else []
+    (node,) = (each for each in statements if isinstance(each, ast.ClassDef) and each.name == cls.__name__)
+    bases = [getattr(module, base.id) for base in node.bases if isinstance(base, ast.Name)]
+    inherited = [docstrings_of_fields(base) for base in bases if base.__module__.startswith("commbench")]
+    own = {
         field.target.id: " ".join(text.value.value.split())
-        for field, text in itertools.pairwise(body)
+        for field, text in itertools.pairwise(node.body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)
         and isinstance(text, ast.Expr)
         and isinstance(text.value, ast.Constant)
         and isinstance(text.value.value, str)
     }
+    return {name: text for texts in (*inherited, own) for name, text in texts.items()}
 
 
 def _first_paragraph(text: str) -> str:

@@ -45,16 +45,27 @@ class Case:
     """
 
     backend: str
+    """Backend."""
     operation: str
+    """Operation."""
     message_bytes: int
+    """Size: the larger of a rank's send and receive buffer."""
     dtype: str | None
+    """Element type; None: no data."""
     redop: str | None = None
+    """Reduction."""
     root: Ranks | None = None
+    """Root rank."""
     in_place: bool | None = None
+    """Whether send and receive buffer are the same."""
     pattern: str = "flat"
+    """Which ranks communicate with which."""
     sync: str = "auto"
+    """Requested start, as ``--sync`` takes it."""
     loop: str = "auto"
+    """Requested loop, as ``--loop`` takes it."""
     buffers: str = "hot"
+    """Kind of message buffers, as ``--buffers`` takes it."""
     world_size: Ranks | None = None
     """Use only the first ``world_size`` ranks of the launch; None: all ranks."""
     algorithm: str = AUTO

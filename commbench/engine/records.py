@@ -56,6 +56,7 @@ class Clocks:
     sm_low_MHz: float | None = None  # noqa: N815 - a unit
     """The lowest clock of the multiprocessors, if NVML reports it."""
     sm_high_MHz: float | None = None  # noqa: N815 - a unit
+    """The highest clock of the multiprocessors."""
     slowed_by: Sequence[str] = ()
     """What slowed any of them down, other than idleness or clocks set by a user."""
 
@@ -71,8 +72,11 @@ class Stated:
     min_us: float | None = None
     """The shortest repetition; the next fields are quantiles over repetitions."""
     p25_us: float | None = None
+    """25 % quantile."""
     p75_us: float | None = None
+    """75 % quantile."""
     p95_us: float | None = None
+    """95 % quantile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,17 +84,27 @@ class GroupTimes:
     """One of several concurrent groups, in one launch; fields as in `Record`."""
 
     group: str
+    """Ranks of the group, e.g. ``2-3``."""
     group_size: Ranks
+    """Number of these ranks."""
     message_bytes: int
     """The true size in this group: a rank's share is rounded up to one element."""
     times_us: Sequence[float] = ()
+    """The group's slowest rank's time of each repetition."""
     rank_mean_us: Sequence[float] = ()
+    """The mean over the group's ranks of each repetition."""
     skew_us: Sequence[float] = ()
+    """Last minus first arrival of each repetition; empty if ranks share no clock."""
     rank_median_us: Sequence[float] = ()
+    """Each rank's median time."""
     rank_arrival_us: Sequence[float] = ()
+    """Each rank's median arrival after the first."""
     rank_slowest: Sequence[int] = ()
+    """In how many repetitions each rank was the slowest."""
     wrong: int | None = None
+    """Wrong elements over the group's ranks; None: not verified."""
     transport: str = ""
+    """What carried the messages."""
     flags: Sequence[str] = ()
     """Flags of these times; they replace the record's flags of the same names."""
 
@@ -100,12 +114,17 @@ class PairTimes:
     """One ordered pair of ranks of a matrix in one launch, summarised because a matrix has very many pairs."""
 
     source: Ranks
+    """Sending rank."""
     target: Ranks
+    """Receiving rank."""
     time_us: float
     """Median over repetitions of the slower rank's time, of one operation as in `Record`."""
     time_us_p95: float
+    """95 % quantile of the same."""
     repetitions: int
+    """Valid repetitions."""
     wrong: int | None = None
+    """Wrong elements; None: not verified."""
 
 
 _PAIR_FIELDS = tuple(f.name for f in dataclasses.fields(PairTimes))
@@ -184,8 +203,11 @@ class Record:
     """The ``kind`` of its lines in ``samples.jsonl``."""
 
     case: Case
+    """What was measured."""
     launch: int
+    """Number of the launch, from 0."""
     status: Status = "ok"
+    """Whether there is a result."""
     reason: str = ""
     """Why there is no result, in one sentence."""
     reason_code: str = ""
@@ -194,6 +216,7 @@ class Record:
     group: str = ""
     """The participating ranks, e.g. ``0-3`` or ``0,3``."""
     group_size: Ranks = 0
+    """Number of participating ranks."""
     times_us: Sequence[float] = ()
     """The slowest rank's time of each repetition."""
     rank_mean_us: Sequence[float] = ()
@@ -217,18 +240,29 @@ class Record:
     warmups: int = 0
     """Discarded repetitions before the first visit."""
     late_discarded: int = 0
+    """Repetitions that were discarded because a rank started late."""
     wrong: int | None = None
     """Wrong elements over all ranks; None if nothing could be verified."""
     batch: int = 1
+    """Operations timed together."""
     window: int = 1
+    """Messages in flight; 1 except for ``bandwidth`` and ``bibandwidth``."""
     sync: str = ""
+    """How ranks started together."""
     loop: str = ""
+    """The timed loop: ``native``, ``python`` or ``event``."""
     device: str = ""
+    """Where the buffers are: ``cpu`` or the GPU's name."""
     library: str = ""
+    """Library and version that carried the operation."""
     transport: str = ""
+    """What carried the messages."""
     harness_us: float | None = None
+    """Time of the loop around an empty call."""
     framework_us: float | None = None
+    """Time that torch's call adds; None if unknown."""
     algorithm: str = ""
+    """The algorithm that ran, if known."""
     overlap: Overlap | None = None
     """Of non-blocking collectives only."""
     stated: Stated | None = None
@@ -246,6 +280,7 @@ class Record:
     clocks: Clocks | None = None
     """Of backends on GPUs, if NVML reports them."""
     flags: Sequence[str] = ()
+    """Warnings, see [flags](#flags)."""
     measuring_s: float = 0.0
     """Wall time of warm-up, timed operations and their synchronisation."""
     other_s: float = 0.0
@@ -385,7 +420,7 @@ class Row:
 
     schema: int = SCHEMA
     run_id: str = column("name of the run's directory", "")
-    backend: str = column("mpi, gloo, nccl, torch-nccl or fake", "")
+    backend: str = column("mpi, gloo, nccl, torch-nccl, mpi-cuda, mpi-staged or fake", "")
     device: str = column("where the buffers are: cpu, or the GPU's name", "")
     library: str = column("library and version that carried the operation", "")
     transport: str = column("what carried the row: sm, tcp, ucx/rc, tcp/lo, ...", "")

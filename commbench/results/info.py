@@ -19,25 +19,35 @@ class _Rank(TypedDict):
     """The required entries of `Rank`."""
 
     rank: Ranks
+    """Number of the rank."""
     host: str
+    """Name of its host."""
 
 
 class Rank(_Rank, total=False):
     """A rank, its host, its process and the CPUs that it may use."""
 
     pid: int
+    """Process number."""
     cpus: Sequence[int] | None
+    """CPUs that the rank may use."""
 
 
 class FailedRank(TypedDict, total=False):
     """The rank that a diagnosis names; ``rank`` is None if it is unknown."""
 
     rank: int | None
+    """Number of the rank; None: no rank can be named."""
     host: str | None
+    """Its host."""
     pid: int | None
+    """Its process number."""
     case: str | None
+    """What was measured."""
     state: str | None
+    """What is wrong with the rank."""
     stack: Sequence[str]
+    """Frames of its main thread, the innermost first."""
     others: Sequence[JsonMapping]
     """What other ranks were doing, see `commbench.launch.diagnosis.OtherRanks`."""
 
@@ -55,15 +65,28 @@ class Launch(TypedDict, total=False):
     """A launch with the durations of its parts and its end; ``started`` is UTC in ISO 8601."""
 
     stage: str
+    """``collectives``, ``sweep``, ``confirm`` or ``live``; of a tuning ``network``, ``calibrate``, ``round 1`` ...
+
+    The last stage of a tuning is ``confirm``, too.
+    """
     seconds: float
+    """Wall time of the launch."""
     startup_s: float
+    """Wall time until the ranks were connected."""
     measuring_s: float
+    """Sum of ``measuring_s`` of its records."""
     other_s: float
+    """Wall time of everything else."""
     status: str
+    """``ok``, ``cut``, ``failed``, ``hung``, ``interrupted`` or ``refused``."""
     reason: str
+    """Why the launch did not complete, in one sentence."""
     launch: int
+    """Number of the launch."""
     started: str | None
+    """UTC in ISO 8601."""
     culprit: FailedRank | None
+    """The failed rank."""
     ending: str
     """Why a live tuning ended, see `commbench.tuner.experiment.Experiment.ending`."""
     invocation: str
@@ -78,16 +101,22 @@ class Output(TypedDict):
     """An output of another tool that was imported."""
 
     file: str
+    """Name of the file."""
     sha256: str
+    """Checksum of its content."""
     tool: str
+    """The tool that wrote it."""
     version: str
+    """Version of the tool; empty if the output does not state it."""
 
 
 class Energy(TypedDict):
     """The counted kinds of energy, and why others are missing; see `commbench.engine.energy.RunMeter.facts`."""
 
     counted: Sequence[str]
+    """Kinds of energy that were counted: ``cpu``, ``gpu``."""
     missing: Mapping[str, str]
+    """By kind, why it was not counted."""
 
 
 class MachineStates(TypedDict):
@@ -96,69 +125,122 @@ class MachineStates(TypedDict):
     fast_us: float
     """The probe's median time in this state."""
     slow_us: float
+    """The probe's median time in this state."""
     boundary_us: float
     """A visit with a longer probe met the slow state."""
     fast_share: float
     """Share of all visits that met the fast state."""
     visits: int
+    """Number of visits."""
 
 
 class RunInfo(Environment, total=False):
     """The entries of ``run.json``; early runs have the conditions at the top. Entries of later versions are kept."""
 
     schema: int
+    """Version of the files' format."""
     run_id: str
+    """Name of the run's directory."""
     suite: str | None
+    """What was measured: a suite, or ``train`` or ``tune`` and the workload."""
     launcher: str | None
+    """Program that started the ranks."""
     git_commit: str | None
+    """Commit of commbench; ``-dirty`` behind it: with changes."""
     status: str
+    """``running``, ``complete``, ``cut``, ``partial`` or ``interrupted``; see the exit codes."""
     started: str | None
+    """UTC in ISO 8601."""
     imported_at: str | None
+    """Of an imported run: UTC in ISO 8601."""
     reason: str
+    """Why the run did not complete, in one sentence."""
     seed: int | None
+    """Seed of the random order of cases."""
     plan: JsonMapping
+    """The request, with which a resumed run must agree."""
+    budget: str | None
+    """Name of the budget."""
     relative_half_width: float | None
+    """Half-width of the interval that the budget aims at, as a share of the time."""
     tick_us: float | None
+    """Largest step of a rank's clock."""
     world_size: Ranks | None
+    """Number of ranks."""
     nodes: Ranks | None
+    """Number of hosts."""
     ranks_per_node: Ranks | None
+    """Most ranks on one host."""
     ranks_per_gpu: Ranks | None
+    """Most ranks on one physical GPU; None without GPUs."""
     nccl_settings: Mapping[str, str]
+    """Variables of NCCL that commbench has set for the ranks."""
     ranks: Sequence[Rank]
+    """The ranks of the last launch."""
     environment: Environment
+    """The conditions of the run."""
     libraries: Mapping[str, str]
+    """By backend, library and version that carried it."""
     mpi_init_s: float | None
+    """Duration of MPI_Init on the slowest rank."""
     mpi_takes_gpu_memory: bool | None
+    """Whether MPI states that it takes addresses in GPU memory."""
     energy: Energy
+    """Which energy was counted."""
     oversubscribed: bool
+    """Whether ranks shared cores."""
     shared_clock: bool | None
+    """Whether all ranks read one clock."""
     clock: ClockFacts
+    """How well the ranks' clocks agree."""
     fast_selection: str | None
     """Implementation of the selection in hook topk, in training."""
     launches: Sequence[Launch]
+    """The launches, in the order of their start."""
     imported: Sequence[Output]
+    """The imported outputs."""
     argv: Sequence[str]
+    """The command line."""
+    suspects: Sequence[JsonMapping]
+    """Hosts, ranks, links and groups that are slower than their peers; see [stragglers](#stragglers-in-runjson)."""
+    suspects_comparisons: int
+    """Number of hosts, ranks, links and groups that were compared."""
+    suspects_remarks: Sequence[str]
+    """Sentences on what could not be told."""
     env: Sequence[str]
     """The environments of the launches, the first one and its control first; absent if none was asked for."""
     left_out: Sequence[str]
+    """Sentences on backends and operations that were left out."""
     same_layout: Mapping[str, str]
+    """By case, the case that makes the same buckets and stands for it."""
     layouts: Mapping[str, Sequence[int]]
+    """By case, predicted sizes of its buckets in bytes."""
     batches: Sequence[int]
+    """Samples per rank that were asked for."""
     candidates: Sequence[str]
+    """Cases among which a tuning chooses."""
     components: Mapping[str, Mapping[str, float | None]]
     """Components of variance of each case by level, see `commbench.stats.components.Components`."""
     states: Mapping[str, MachineStates]
     """By backend, where the machine was in two states."""
     facts: JsonMapping
+    """The workload's parameters and times, from which a tuning predicts."""
     first_look: int | None
+    """Fresh launches after which a tuning looks at the result for the first time."""
     exhaustive_cases: int | None
+    """Cases of a full sweep in place of the tuning."""
     exhaustive_launches: int | None
+    """Launches of that sweep."""
     max_loss_increase: float | None
+    """Value of ``--max-loss-increase``."""
     max_accuracy_loss: float | None
+    """Value of ``--max-accuracy-loss``."""
     named_hooks: Sequence[str] | None
     """Hooks that the user named, as ``--hook`` takes them; absent in older runs, which recommended any hook."""
     accepts_loss: bool
     """Whether lossy hooks may be recommended whatever they do to learning (``--accept-loss``)."""
+    settings: Sequence[str]
+    """The keys of the cases that a live tuning may try."""
     baseline: str
     """The key of the case that others are compared with, in a live tuning: the script's own setting."""
     framework: str

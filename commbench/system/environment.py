@@ -17,11 +17,17 @@ class Environment(TypedDict, total=False):
     """The conditions of a run."""
 
     hosts: Sequence[Host]
+    """The hosts."""
     versions: Mapping[str, str | None]
+    """By package, its version."""
     variables: Mapping[str, str]
+    """Environment variables that affect timing, without secrets."""
     mpi_library: str | None
+    """Name and version of MPI."""
     nccl_library: str | None
+    """Version of NCCL."""
     emulated: Emulated | None
+    """The emulated network; None: a real one."""
 
 
 _HOST_CONDITIONS = (

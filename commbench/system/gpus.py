@@ -19,17 +19,21 @@ class GpuName(TypedDict):
     """The name of a GPU; None if it is unknown."""
 
     name: str | None
+    """Model of the GPU."""
 
 
 class _Gpu(GpuName):
     driver_version: str | None
+    """Version of the driver."""
 
 
 class Gpu(_Gpu, total=False):
     """A GPU of a host."""
 
     uuid: str | None
+    """NVIDIA's identifier."""
     memory_total_bytes: int | None
+    """Memory of the GPU."""
 
 
 class GpuPort(GpuName, total=False):
@@ -40,11 +44,17 @@ class GpuPort(GpuName, total=False):
     """
 
     sm_clock_max_MHz: float | None
+    """The highest clock of the multiprocessors."""
     pcie_generation: int | None
+    """PCIe generation of the link now."""
     pcie_generation_max: int | None
+    """PCIe generation at most."""
     pcie_width: int | None
+    """PCIe lanes of the link now."""
     pcie_width_max: int | None
+    """PCIe lanes at most."""
     nvlink_version: str | None
+    """Version of the first active NVLink; None: no NVLink."""
 
 
 class Nvml:

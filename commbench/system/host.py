@@ -22,8 +22,11 @@ class Interface(TypedDict):
     """A network interface that is up."""
 
     name: str
+    """Name of the interface."""
     speed_Mbps: float | None
+    """Rate of the link; None: unknown."""
     mtu: int | None
+    """Largest frame in bytes."""
 
 
 class Host(TypedDict, total=False):
@@ -34,35 +37,65 @@ class Host(TypedDict, total=False):
     """
 
     hostname: str
+    """Name of the host."""
     machine: str | None
+    """Processor architecture."""
     kernel: str
+    """Release of the kernel."""
     os: str
+    """Name and version of the distribution."""
     boot_id: str | None
+    """The kernel's identifier of this boot."""
     time_namespace: str | None
+    """The kernel's identifier of the time namespace."""
     clock_source: str | None
+    """The kernel's clock source."""
     timer_tick_s: float | None
+    """Smallest step of the clock."""
     timer_cost_s: float | None
+    """Duration of a reading of the clock."""
     virtualised: bool | None
+    """Whether a hypervisor is present."""
     container: bool
+    """Whether the process is in a container."""
     superuser: bool | None
+    """Whether the process runs as root."""
     cpu_model: str | None
+    """Model of the processor."""
     sockets: int | None
+    """Number of sockets."""
     physical_cores: int | None
+    """Number of cores."""
     logical_cpus: int | None
+    """Number of CPUs that Linux lists."""
     cpus_allowed: int | None
+    """Number of CPUs that the process may use."""
     cpu_quota: float | None
+    """Limit of the control group in CPUs; None: no limit."""
     numa_nodes: int | None
+    """Number of NUMA nodes."""
     governor: str | None
+    """Frequency governor."""
     turbo: bool | None
+    """Whether turbo frequencies are on."""
     cpu_steal_ratio: float | None
+    """Share of CPU time since boot that other guests took, 0 to 1."""
     load_average: Sequence[float] | None
+    """Load averages over 1, 5 and 15 minutes."""
     memory_total_bytes: int | None
+    """Memory of the host."""
     memory_available_bytes: int | None
+    """Memory that is available."""
     tcp_congestion_control: str | None
+    """TCP's congestion control."""
     interfaces: Sequence[Interface]
+    """Network interfaces."""
     rdma: Sequence[RdmaPort]
+    """Ports of RDMA devices."""
     gpus: Sequence[Gpu]
+    """GPUs."""
     topology: Topology | None
+    """NUMA nodes, devices and their links."""
 
 
 def collect_host(root: Path = ROOT) -> Host:

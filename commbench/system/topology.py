@@ -27,87 +27,124 @@ class Emulated(TypedDict, total=False):
     """The conditions of an emulated cluster; rates are written as tc writes them."""
 
     hosts: int
+    """Number of emulated hosts."""
     rate: str | None
+    """Rate of each host's link; None: unshaped."""
     slow: Mapping[str, str] | None
+    """By host, another rate."""
     racks: int
+    """Number of racks."""
     uplink: str | None
+    """Rate of each rack's uplink."""
     down: Sequence[str]
+    """Hosts whose link is cut."""
 
 
 class Cache(TypedDict):
     """A type of cache; ``count`` caches, each shared by ``shared_by`` CPUs."""
 
     level: int
+    """1, 2 or 3."""
     type: str
+    """``Data``, ``Instruction`` or ``Unified``."""
     size_bytes: int
+    """Size of one cache."""
     count: int
+    """Number of these caches."""
     shared_by: int
+    """CPUs that share one cache."""
 
 
 class _NumaNode(TypedDict):
     node: int
+    """Number of the node."""
     cpus: str | None
+    """Its CPUs, a list as Linux writes it."""
     memory_bytes: int | None
+    """Its memory."""
 
 
 class NumaNode(_NumaNode, total=False):
     """A NUMA node; ``cpus`` is a list as Linux writes it, ``distances`` has one value for each node."""
 
     distances: Sequence[int]
+    """The kernel's distance to each node."""
 
 
 class _TopologyGpu(GpuName):
     numa_node: int | None
+    """NUMA node; None: unknown."""
 
 
 class TopologyGpu(_TopologyGpu, GpuPort, total=False):
     """A GPU of a topology."""
 
     pci: str
+    """PCI address."""
 
 
 class _RdmaPort(TypedDict):
     device: str
+    """Name of the device."""
     port: str
+    """Number of the port."""
     rate: str | None
+    """Rate as Linux states it."""
     state: str | None
+    """Number and word (``4: ACTIVE``)."""
 
 
 class RdmaPort(_RdmaPort, total=False):
     """A port of an RDMA device as /sys states it; ``state`` has a number (4: ACTIVE)."""
 
     link_layer: str | None
+    """``InfiniBand`` or ``Ethernet``."""
 
 
 class _TopologyPort(TypedDict):
     device: str
+    """Name of the device."""
     state: str | None
+    """A word, such as ``ACTIVE``."""
     rate: str | None
+    """Rate as Linux states it."""
     numa_node: int | None
+    """NUMA node; None: unknown."""
 
 
 class TopologyPort(_TopologyPort, total=False):
     """A port of an RDMA device of a topology; ``state`` is a word (ACTIVE)."""
 
     port: str
+    """Number of the port."""
     link_layer: str | None
+    """``InfiniBand`` or ``Ethernet``."""
     pci: str | None
+    """PCI address."""
 
 
 class _TopologyInterface(TypedDict):
     name: str
+    """Name of the interface."""
     state: str | None
+    """Linux' operational state, such as ``up``."""
     speed_Mbps: float | None
+    """Rate of the link; None: unknown."""
     numa_node: int | None
+    """NUMA node; None: unknown."""
     pci: str | None
+    """PCI address; None: not on PCI."""
     emulated: bool
+    """Whether it belongs to a lab."""
 
 
 class TopologyInterface(_TopologyInterface, total=False):
     """A network interface of a topology."""
 
     mtu: int | None
+    """Largest frame in bytes."""
     driver: str | None
+    """Name of the driver."""
 
 
 class Links(TypedDict):
@@ -117,33 +154,48 @@ class Links(TypedDict):
     """
 
     devices: Sequence[str]
+    """``GPU0``, ``GPU1`` and so on, then names of adapters."""
     matrix: Sequence[Sequence[str]]
+    """The link of each pair of devices."""
 
 
 class PlacedRank(TypedDict):
     """A rank and the NUMA nodes that it may run on."""
 
     rank: Ranks
+    """Number of the rank."""
     numa_nodes: Sequence[int]
+    """NUMA nodes that it may run on."""
 
 
 class _Topology(TypedDict):
     numa: Sequence[NumaNode]
+    """NUMA nodes."""
     gpus: Sequence[TopologyGpu]
+    """GPUs."""
     network: Sequence[TopologyInterface]
+    """Network interfaces."""
     rdma: Sequence[TopologyPort]
+    """Ports of RDMA devices."""
     links: Links
+    """Links between GPUs and adapters."""
 
 
 class Topology(_Topology, total=False):
     """The topology of a host; ``peer_access`` is as `commbench.system.gpus.peer_access` returns it."""
 
     sockets: int | None
+    """Number of sockets."""
     cores: int | None
+    """Number of cores."""
     threads: int | None
+    """Number of hardware threads."""
     caches: Sequence[Cache]
+    """The caches."""
     peer_access: Sequence[Sequence[str]]
+    """For each pair of GPUs, whether one reaches the other's memory."""
     ranks: Sequence[PlacedRank]
+    """The ranks of this host."""
 
 
 def collect_topology(root: Path = ROOT, emulated: Emulated | None = None) -> Topology:

@@ -34,12 +34,17 @@ class TrainingCase:
     """One configuration of DDP training as ``ddp.csv`` names it, or with hook `LOCAL` the step without DDP."""
 
     workload: str
+    """Name of the workload."""
     world_size: Ranks
+    """Ranks that train."""
     batch_per_rank: int
     """Samples per rank in one forward and backward pass; an optimiser step has ``accumulation`` times as many."""
     backend: str = "gloo"
+    """``gloo`` or ``nccl``."""
     precision: str = "fp32"
+    """``fp32``, ``amp-bf16`` or ``amp-fp16``."""
     hook: str = NONE
+    """Name of the communication hook; ``local``: the step without DDP."""
     density: float | None = None
     """Share of a gradient's elements that is sent, k/n; None for hooks without a density."""
     hook_options: str = ""
@@ -47,10 +52,13 @@ class TrainingCase:
     bucket_cap_mb: str = DEFAULT_CAP
     """``default``, a number of MiB, or a list ``1+5+25``."""
     bucket_view: bool = False
+    """DDP's gradient_as_bucket_view."""
     static_graph: bool = False
+    """DDP's static_graph."""
     unused_parameters: bool = False
     """DDP's find_unused_parameters."""
     accumulation: int = 1
+    """Backward passes per optimiser step."""
     phase: str = SWEEP
     """``sweep``, ``confirm`` for the fresh blocks that confirm a recommendation, or ``calibrate``."""
     env: str = ""

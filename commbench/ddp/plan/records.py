@@ -44,16 +44,22 @@ class TrainingRecord:
     """The ``kind`` of its lines in ``samples.jsonl``."""
 
     case: TrainingCase
+    """What was trained."""
     launch: int
+    """Number of the launch, from 0."""
     status: Status = "ok"
+    """Whether there is a result."""
     reason: str = ""
+    """Why there is no result, in one sentence."""
     reason_code: str = ""
     """As in `commbench.engine.records.Record`."""
 
     seed: int = 0
     """Seed of initial weights and data; the same for all configurations of a launch."""
     threads_per_rank: int = 1
+    """Compute threads of a rank."""
     device: str = "cpu"
+    """``cpu`` or the GPU's name."""
     parameters: int = 0
     """Number of trainable elements of the model."""
     step_ms: Sequence[float] = ()
@@ -71,7 +77,9 @@ class TrainingRecord:
     forward_ms: float | None = None
     """Median over steps on the slowest rank; also for ``backward_ms`` and ``optimizer_ms``."""
     backward_ms: float | None = None
+    """Backward pass, communication included."""
     optimizer_ms: float | None = None
+    """Optimiser."""
     comm_ms: float | None = None
     """Time with a bucket in flight, on the rank where this is shortest."""
     exposed_comm_ms: float | None = None
@@ -103,6 +111,7 @@ class TrainingRecord:
     losses: Sequence[Diverging] = ()
     """Training loss of the first ``block_steps`` steps, mean over ranks; empty if the workload has none."""
     metric_name: str = ""
+    """Metric that the workload evaluates; empty: none."""
     metrics: Sequence[tuple[int, Diverging]] = ()
     """(steps, value) pairs of the same steps, on held-out data."""
     target: Diverging | None = None
@@ -114,6 +123,7 @@ class TrainingRecord:
     skipped_steps: int = 0
     """Steps that the gradient scaler skipped, in all blocks."""
     peak_memory_bytes: int | None = None
+    """Largest memory of a rank: of its process, on a GPU of torch's allocations there."""
     energy_J: float | None = None  # noqa: N815 - a unit
     """Energy of one step on all hosts; None if it was not measured."""
     energy_of: str = ""
@@ -121,9 +131,11 @@ class TrainingRecord:
     clocks: Clocks | None = None
     """Clocks of the ranks' GPUs, around the timed steps of every block."""
     flags: Sequence[str] = ()
+    """Warnings, see [flags](#flags)."""
     measuring_s: float = 0.0
     """Wall time of steps, discarded ones included."""
     other_s: float = 0.0
+    """Wall time of everything else."""
 
     @property
     def is_divided(self) -> bool:

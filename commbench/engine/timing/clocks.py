@@ -147,10 +147,13 @@ class ClockFacts(TypedDict):
     """The entry ``clock`` of run.json: how well the ranks' clocks agree."""
 
     method: Literal["shared", "synchronised"]
+    """``shared``: all ranks read one clock; ``synchronised``: offsets and drifts were measured."""
     domains: int
     """Different clocks."""
     error_us: float
+    """Error bound of a rank's reading of rank 0's clock."""
     drift_ppm: Signed
+    """The largest drift against rank 0's clock, in parts per million."""
 
 
 class GlobalClock:
