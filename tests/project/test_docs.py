@@ -10,7 +10,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import typer
 from commands import Command
+from kept import KEPT_RUNS
 
 from commbench import errors
 from commbench.cli import app
@@ -36,8 +36,6 @@ LEAVES = {
     for name, command in group.commands.items()
     if not hasattr(command, "commands")
 }
-COMMAND = re.compile(rf"(?:\S+ .*-m |\S*/)?commbench ((?:{'|'.join(GROUP.list_commands(None))})\b.*)")
-CODE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def load_generator() -> ModuleType:
@@ -50,36 +48,31 @@ def load_generator() -> ModuleType:
     return module
 
 
-def commands_in(text: str) -> Iterator[list[str]]:
-    """Yield the words after ``commbench`` of every command line in a page's code blocks and back-quoted phrases."""
-    lines = [line for block in CODE.findall(text) for line in block.splitlines()]
-    lines += re.findall(r"`([^`\n]+)`", CODE.sub("", text))
-    for line in lines:
-        match = COMMAND.match(line)
-        if match and "[OPTIONS]" not in line:  # a usage line of the reference
-            words = shlex.split(match[1], comments=True)
-            yield words
-            if "commbench" in words:  # a command that another command runs
-                yield words[words.index("commbench") + 1 :]
-
-
-def split_command(words: list[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Split the words after ``commbench`` into the command and its arguments."""
-    depth = 2 if words[0] not in {path[0] for path in LEAVES if len(path) == 1} else 1
-    return tuple(words[:depth]), words[depth:]
-
-
-COMMANDS = [
-    words for page in PAGES for words in commands_in(page.read_text(encoding="utf-8")) if split_command(words)[1]
-]
-
-
 @pytest.mark.parametrize("page", load_generator().PAGES)
 def test_generated_pages_are_up_to_date(page: str) -> None:
     """Find the output of docs/generate.py in the reference pages."""
     pytest.importorskip("torch", reason="hooks and workloads are on the pages")
     text = load_generator().PAGES[page]()
     assert (ROOT / "docs" / page).read_text(encoding="utf-8") == text, "run python docs/generate.py"
+
+
+@pytest.mark.kept
+def test_every_field_of_kept_runs_is_described() -> None:
+    """Describe on columns.md every field of run.json and samples.jsonl that kept runs have."""
+    page = (ROOT / "docs" / "columns.md").read_text(encoding="utf-8")
+    fields = {"kind"}
+    for run in KEPT_RUNS:
+        info = json.loads((run / "run.json").read_text())
+        samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+        objects = [
+            info,
+            *samples,
+            *info["launches"],
+            *info["environment"]["hosts"],
+            *(line["case"] for line in samples),
+        ]
+        fields |= {name for each in objects for name in each}
+    assert [] == sorted(name for name in fields if f"`{name}`" not in page)
 
 
 @pytest.mark.parametrize("name", load_generator().FIGURES if importlib.util.find_spec("torch") else [])
@@ -147,13 +140,6 @@ def test_help_of_every_command_ends_with_examples(path: tuple[str, ...], commben
     for line in lines:
         words = shlex.split(line)[1 + len(path) :]
         assert path[-1] == LEAVES[path].make_context(path[-1], words).info_name
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_commands_in_pages_are_understood(words: list[str]) -> None:
-    """Parse every command line of a page that has arguments: its options exist and no argument is missing."""
-    path, arguments = split_command(words)
-    assert path[-1] == LEAVES[path].make_context(path[-1], arguments).info_name
 
 
 def test_hooks_and_workloads_in_pages_exist() -> None:
