@@ -280,7 +280,7 @@ class Record:
     clocks: Clocks | None = None
     """Of backends on GPUs, if NVML reports them."""
     flags: Sequence[str] = ()
-    """Warnings, see [flags](#flags)."""
+    """Names of flags."""
     measuring_s: float = 0.0
     """Wall time of warm-up, timed operations and their synchronisation."""
     other_s: float = 0.0

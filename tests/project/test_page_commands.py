@@ -79,11 +79,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-for name, others in {
-    "RANK": ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
-    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
-}.items():
-    os.environ.setdefault(name, next((os.environ[other] for other in others if other in os.environ), "1"))
+for name, alone, *others in (
+    ("RANK", "0", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
+    ("WORLD_SIZE", "1", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
+):
+    os.environ.setdefault(name, next((os.environ[other] for other in others if other in os.environ), alone))
 os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
 os.environ.setdefault("MASTER_PORT", "29511")
 dist.init_process_group("gloo")

@@ -131,7 +131,7 @@ class TrainingRecord:
     clocks: Clocks | None = None
     """Clocks of the ranks' GPUs, around the timed steps of every block."""
     flags: Sequence[str] = ()
-    """Warnings, see [flags](#flags)."""
+    """Names of flags."""
     measuring_s: float = 0.0
     """Wall time of steps, discarded ones included."""
     other_s: float = 0.0
