@@ -108,6 +108,9 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS for a parent run"
         ),
         "communicator_not_made": "NCCL makes no communicator for {algorithm}: {error}",
+        "compiler_missing": "torch.compile needs a C++ compiler on this host: install g++, or leave out --compile",
+        "ddp_argument_missing": "DDP of torch {version} has no {argument}; use a newer torch",
+        "ddp_optimizer_small_bucket": "ddp_optimizer takes no buckets below 1 MiB; choose larger --bucket-cap-mb",
         "dtype_not_reduced": "this MPI library has no {dtype} to reduce in; use float32, or backend gloo",
         "elements_wrong": "{wrong} elements differ from the known answer{where}",
         "gpu_memory_full": ("the GPU's memory has no room for another {size}, {free} are free; choose smaller --sizes"),
@@ -154,6 +157,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         ),
         "start_method_missing": "{backend} cannot start ranks by {sync}; use --sync {syncs}",
         "stated": "{sentence}",
+        "python_reducer_hook": "python_reducer calls no communication hook such as {hook}; use --hook none with it",
         "static_graph_accumulates": (
             "DDP of torch {version} fails in its first step where a static graph accumulates; leave out one of the two"
         ),

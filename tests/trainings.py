@@ -50,8 +50,10 @@ class Launch:
         self.device: dict[str, int] = found["device"]
 
 
-def launches_of(run_ranks: RunRanks, ranks: int, **tasks: tuple[dict[str, TrainingCase], dict[str, Any]]) -> Any:
+def launches_of(
+    run_ranks: RunRanks, ranks: int, *, timeout_s: float = 120, **tasks: tuple[dict[str, TrainingCase], dict[str, Any]]
+) -> Any:
     """Train launches in sequence on the same ranks; return them by name."""
     words = json.dumps([task(cases, **options) for cases, options in tasks.values()])
-    results = run_ranks(ranks, "train_session.py", words)
+    results = run_ranks(ranks, "train_session.py", words, timeout=timeout_s)
     return {name: Launch(list(tasks[name][0]), each) for name, each in zip(tasks, results, strict=True)}

@@ -25,7 +25,7 @@ from commbench.cli.request import (
 )
 from commbench.cli.separator import given_options
 from commbench.collectives.backends import TRAINING_BACKENDS
-from commbench.ddp.plan.cases import PRECISIONS, TrainingSweep
+from commbench.ddp.plan.cases import COMPILE_MODES, PRECISIONS, TrainingSweep
 from commbench.ddp.traces import load_trace
 from commbench.errors import InputError
 from commbench.hooks.registry import HOOKS, canonical_hook, find_file_hooks
@@ -42,7 +42,8 @@ from commbench.tuner.sweep import TrainingPlan
 DEFAULT_WORKLOAD = "mlp"
 DEFAULT_CAPS = "default,5,25,100"
 DEFAULT_HOOKS = "none,fp16,topk:0.01"
-_SWITCHES = {"off": (False,), "on": (True,), "both": (False, True)}
+OFF = "off"
+_SWITCHES = {OFF: (False,), "on": (True,), "both": (False, True)}
 
 Workload = Annotated[
     str,
@@ -87,6 +88,27 @@ UnusedParameters = Annotated[
         "--unused-parameters",
         metavar="WHICH",
         help="find_unused_parameters: off, on or both; on by itself for a model whose loss leaves parameters out.",
+    ),
+]
+BroadcastBuffers = Annotated[
+    str,
+    typer.Option(
+        "--broadcast-buffers",
+        metavar="WHICH",
+        help="Whether rank 0 sends its buffers before each forward pass (DDP's forward_sync_buffers, or "
+        "broadcast_buffers before torch 2.13): on, off or both.",
+    ),
+]
+BatchedGradCopy = Annotated[
+    str, typer.Option("--batched-grad-copy", metavar="WHICH", help="batched_grad_copy (torch 2.13): off, on or both.")
+]
+Compile = Annotated[
+    str,
+    typer.Option(
+        "--compile",
+        metavar="MODES",
+        help=f"torch.compile of the DDP object, comma-separated: off, and optimize_ddp's {join_names(COMPILE_MODES)}; "
+        "all is all four.",
     ),
 ]
 Batches = Annotated[
@@ -178,6 +200,9 @@ def train(
     bucket_view: BucketView = "off",
     static_graph: StaticGraph = "off",
     unused_parameters: UnusedParameters = "off",
+    broadcast_buffers: BroadcastBuffers = "on",
+    batched_grad_copy: BatchedGradCopy = "off",
+    compile_modes: Compile = OFF,
     batch: Batches = None,
     world_size: WorldSizes = None,
     env: Env = None,
@@ -208,6 +233,9 @@ def train(
         bucket_views=_switch("--bucket-view", bucket_view),
         static_graphs=_switch("--static-graph", static_graph),
         unused_parameters=_switch("--unused-parameters", unused_parameters),
+        broadcast_buffers=_switch("--broadcast-buffers", broadcast_buffers),
+        batched_grad_copies=_switch("--batched-grad-copy", batched_grad_copy),
+        compile_modes=_compile_modes(compile_modes),
         batches=parse_numbers("--batch", batch) or (),
         world_sizes=parse_numbers("--world-size", world_size) or (),
         env=env or (),
@@ -358,6 +386,11 @@ def _switch(option: str, text: str) -> tuple[bool, ...]:
     if text not in _SWITCHES:
         raise InputError(f"{option} {text} is not understood; choose from {', '.join(_SWITCHES)}.")
     return _SWITCHES[text]
+
+
+def _compile_modes(text: str) -> tuple[str, ...]:
+    names = (OFF, *COMPILE_MODES) if text.strip() == "all" else split_names(text) or ()
+    return tuple("" if name == OFF else name for name in names)
 
 
 def short_name(command: str, workload: str) -> str:

@@ -7,7 +7,9 @@ import copy
 import gc
 import inspect
 import itertools
+import os
 import random
+import shutil
 import time
 import zlib
 from collections.abc import Collection, Iterator
@@ -22,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commbench.ddp.devices import Device
 from commbench.ddp.local_step import default_optimizer
-from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.cases import COMPILE_MODES, TrainingCase
 from commbench.ddp.plan.layout import caps_bytes, first_layout
 from commbench.ddp.plan.workload import Workload
 from commbench.ddp.step_times import StepLog, StepMarks
@@ -46,6 +48,11 @@ EVALUATIONS = 15
 MIB = 2**20
 #: Bytes by which DDP tells other ranks whether a parameter was used.
 _USE_BYTES = 4
+
+#: DDP's first bucket, in MiB: `ddp_optimizer` needs the others to be as large.
+_LEAST_OPTIMIZED_MB = 1.0
+#: Compiled graphs of one function: trainings in one process share the functions.
+_MOST_COMPILED = 64
 
 _AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
@@ -168,7 +175,12 @@ class Training:
         self.optimizer = make(self.inner.parameters())
         self.scaler = torch.amp.GradScaler(context.device.torch_device.type, enabled=case.precision == "amp-fp16")
         self.autocast = _AUTOCAST.get(case.precision)
+        if case.compile:
+            _check_compile(case, context.device)
+        self._choose_compile_mode()
         self.model: Any = _wrap(self.inner, case, context) if case.uses_ddp else self.inner
+        self.called: Any = torch.compile(self.model) if case.compile else self.model
+        """Computes the forward pass: the model, compiled if the case says so."""
         self.buckets: list[BucketMarks] = []
         self.hook = self._hook()
         self.batches = _cycle(context.workload.batches)
@@ -193,6 +205,20 @@ class Training:
         hook.observer, hook.clock = self.buckets.append, self.context.device.clock
         return hook
 
+    def _choose_compile_mode(self) -> None:
+        """Set how torch.compile splits graphs, which DDP reads, too; compiled code of other trainings stays."""
+        if self.case.uses_ddp:
+            torch._dynamo.config.optimize_ddp = self.case.compile or COMPILE_MODES[0]  # noqa: SLF001 - documented so
+            torch._dynamo.config.recompile_limit = _MOST_COMPILED  # noqa: SLF001 - as above
+
+    def _pass_backward(self, loss: torch.Tensor) -> None:
+        """Make a backward pass; the Python reducer needs compiled autograd."""
+        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self.case.compile == "python_reducer":
+            context = torch._dynamo.compiled_autograd._enable(torch.compile)  # noqa: SLF001 - there is no public name
+        with context:
+            self.scaler.scale(loss).backward()
+
     def close(self) -> None:
         """Break the cycle of model, hook and this object: DDP's C++ part holds the hook, so it is never collected."""
         if self.hook is not None:
@@ -206,6 +232,7 @@ class Training:
             InputError: the hook returned something that DDP cannot use, on all ranks.
         """
         _set_random_state(self.context.device, self._random_state)
+        self._choose_compile_mode()
         try:
             with without_collector():
                 return self._run_block(steps, is_last=is_last)
@@ -244,7 +271,7 @@ class Training:
         times, watched = np.array(self.log.seconds), self.log.buckets
         skipped, peak = int(self.skipped) - skipped_before, context.device.peak_memory_bytes()
         error = self._gradient_error() if context.deep and case.uses_ddp else None
-        if context.deep and case.uses_ddp and self.hook is None:
+        if context.deep and case.uses_ddp and self.hook is None and case.compile != "python_reducer":
             watched = self._watch()
         return BlockSamples(
             times=times,
@@ -297,7 +324,7 @@ class Training:
                 loss = self._loss(batch)
                 between = clock()
                 progress.counters[0] += 1  # shows that a rank which never reaches the exchange is behind
-                self.scaler.scale(loss / accumulation).backward()
+                self._pass_backward(loss / accumulation)
                 passes.append((start, between, clock()))
             total = total + loss.detach() / accumulation
         updating = clock()
@@ -316,7 +343,7 @@ class Training:
     def _loss(self, batch: Any) -> torch.Tensor:  # noqa: ANN401 - the workload's own type
         kind = self.context.device.torch_device.type
         with torch.autocast(kind, dtype=self.autocast, enabled=self.autocast is not None):
-            return self.context.workload.loss(self.model, batch)
+            return self.context.workload.loss(self.called, batch)
 
     def _optimise(self) -> None:
         scale = self.scaler.scale(self.one)  # reading the number would wait for a GPU
@@ -367,7 +394,7 @@ class Training:
             step_bytes += hook.wire_bytes(elements, ranks, shapes=shapes) if hook else dense
         if self.case.keeps_first_buckets:
             step_bytes += ring_bytes(_USE_BYTES * len(trained), ranks)
-        buffers = sum(b.numel() * b.element_size() for b in self.inner.buffers())
+        buffers = sum(b.numel() * b.element_size() for b in self.inner.buffers()) if self.case.broadcast_buffers else 0
         return float(step_bytes + buffers * (ranks - 1) / ranks)
 
     def _bucket_parameters(self) -> list[list[int]]:
@@ -382,7 +409,7 @@ class Training:
 
     def _logged(self, name: str) -> str:
         """Return DDP's log entry about its buckets, in the order of sending; empty without DDP."""
-        if not self.case.uses_ddp:
+        if not self.case.uses_ddp or self.case.compile == "python_reducer":  # that reducer has no buckets
             return ""
         return str(self.model._get_ddp_logging_data().get(name, ""))  # noqa: SLF001 - the only way
 
@@ -400,13 +427,13 @@ class Training:
         device = self.context.device
         batch, state = device.moved(next(self.batches)), device.random_state()
         with self.model.no_sync():
-            self.scaler.scale(self._loss(batch)).backward()
+            self._pass_backward(self._loss(batch))
         mean = self._flat_gradient()
         dist.all_reduce(mean, group=self.context.group)
         mean /= self.context.group.size()
         self.optimizer.zero_grad(set_to_none=True)
         device.set_random_state(state)
-        self.scaler.scale(self._loss(batch)).backward()
+        self._pass_backward(self._loss(batch))
         error = float((self._flat_gradient() - mean).norm() / mean.norm())
         self.optimizer.zero_grad(set_to_none=True)
         self.buckets.clear()
@@ -442,6 +469,13 @@ def _wrap(model: torch.nn.Module, case: TrainingCase, context: BlockContext) -> 
         if not takes_lists():
             raise UnsupportedError("bucket_list_missing", version=torch.__version__)
         options["bucket_cap_mb_list"] = list(caps)
+    if not case.broadcast_buffers:  # the older name also leaves out a broadcast at the start
+        newer, older = "forward_sync_buffers", "broadcast_buffers"
+        options[newer if newer in _ddp_options() else older] = False
+    if case.batched_grad_copy:
+        if "batched_grad_copy" not in _ddp_options():
+            raise UnsupportedError("ddp_argument_missing", argument="batched_grad_copy", version=torch.__version__)
+        options["batched_grad_copy"] = True
     return DistributedDataParallel(
         model,
         device_ids=context.device.numbers,
@@ -451,6 +485,20 @@ def _wrap(model: torch.nn.Module, case: TrainingCase, context: BlockContext) -> 
         find_unused_parameters=case.unused_parameters,
         **options,
     )
+
+
+def _check_compile(case: TrainingCase, device: Device) -> None:
+    """Check that torch.compile can be applied, before DDP is made.
+
+    Raises:
+        UnsupportedError: it cannot.
+    """
+    if device.torch_device.type == "cpu" and not (os.environ.get("CXX") or shutil.which("g++")):
+        raise UnsupportedError("compiler_missing")
+    if case.compile == "python_reducer" and case.uses_ddp and not case.is_plain:
+        raise UnsupportedError("python_reducer_hook", hook=case.hook_name)
+    if case.compile == "ddp_optimizer" and any(cap < _LEAST_OPTIMIZED_MB for cap in case.caps_mb):
+        raise UnsupportedError("ddp_optimizer_small_bucket")
 
 
 def _cycle(batches: Any) -> Iterator[Any]:  # noqa: ANN401 - any iterable that starts over

@@ -223,6 +223,8 @@ class LiveTuning:
             bucket_view=self._model.gradient_as_bucket_view,
             static_graph=self._model.static_graph,
             unused_parameters=self._model.find_unused_parameters,
+            broadcast_buffers=bool(self._model.broadcast_buffers),
+            batched_grad_copy=getattr(self._model, "batched_grad_copy", False),
             accumulation=max(1, ended.passes),
         )
 

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from commbench.analysis.watched import watched_lines
-from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.cases import TrainingCase, changed_switches
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import has_flag
 from commbench.hooks.registry import hook_words
@@ -94,9 +94,8 @@ def hook_label(row: TrainingRow | PredictionRow) -> str:
     words = [hook_words(row.hook, row.density, row.hook_options)]
     words += [] if row.precision == "fp32" else [row.precision]
     words += [f"x{row.accumulation}"] if (row.accumulation or 1) > 1 else []
-    words += ["views"] if row.bucket_view else []
-    words += ["static"] if row.static_graph else []
-    words += ["unused"] if row.unused_parameters else []
+    words += [switch.label for switch in changed_switches(row)]
+    words += [row.compile] if row.compile else []
     return " ".join(words)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name
+from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name, switch_words
 from commbench.errors import InputError
 from commbench.hooks.registry import Effect, find_hook
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
@@ -15,7 +15,7 @@ from commbench.units import counted
 
 Verdict = Literal["change", "keep", "inconclusive"]
 #: As of hooks; ``batch``: another accumulation, so a step of the optimiser sees another number of samples.
-LearningEffect = Literal["none", "half precision", "batch", "lossy"]
+LearningEffect = Literal["none", "compiled", "buffers", "half precision", "batch", "lossy"]
 #: From the weakest to the strongest.
 EFFECTS: tuple[LearningEffect, ...] = get_args(LearningEffect)
 #: Why a setting that alters learning is not recommended: no option names its hook; its effect on learning was neither
@@ -42,6 +42,9 @@ class Choice:
     bucket_view: bool = False
     static_graph: bool = False
     unused_parameters: bool = False
+    broadcast_buffers: bool = True
+    batched_grad_copy: bool = False
+    compile: str = ""
     step_ms: float | None = None
     """Median over launches of the median step."""
     speedup: float | None = None
@@ -62,9 +65,7 @@ class Choice:
         words = [cap if case.is_plain else f"{case.hook_name} with {cap}"]
         words += [] if self.precision == "fp32" else [self.precision]
         words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
-        words += ["bucket views"] if self.bucket_view else []
-        words += ["static graph"] if self.static_graph else []
-        words += ["unused parameters"] if self.unused_parameters else []
+        words += switch_words(self)
         return ", ".join(words)
 
     def gain_over(self, baseline: str) -> str:
@@ -335,6 +336,8 @@ _VERDICT_CLAUSES = {"change": "", "keep": ", no more than 2 %", "inconclusive": 
 #: Begins the sentence on the fastest setting of an effect.
 _EFFECT_WORDS = {
     "half precision": "In half precision",
+    "compiled": "With torch.compile",
+    "buffers": "Without the broadcast of buffers",
     "batch": "With another accumulation",
     "lossy": "Of lossy hooks",
 }
@@ -449,7 +452,11 @@ def effect_of(choice: Choice | TrainingCase, baseline: Choice | TrainingCase) ->
         return effect
     if choice.accumulation != baseline.accumulation:
         return "batch"
-    return effect if choice.precision == baseline.precision else "half precision"
+    if choice.precision != baseline.precision or effect != "none":
+        return "half precision"
+    if choice.broadcast_buffers != baseline.broadcast_buffers:
+        return "buffers"
+    return "none" if choice.compile == baseline.compile else "compiled"
 
 
 _SETTING = tuple(f.name for f in dataclasses.fields(Choice) if f.name in TrainingCase.__dataclass_fields__)

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from commbench import stats
-from commbench.ddp.plan.cases import CALIBRATE, PRECISIONS, TrainingCase, baseline_of, hook_position
+from commbench.ddp.plan.cases import (
+    CALIBRATE,
+    COMPILE_MODES,
+    PRECISIONS,
+    SWITCHES,
+    TrainingCase,
+    baseline_of,
+    hook_position,
+)
 from commbench.ddp.plan.records import Bucket, BucketRow, TrainingRecord, TrainingRow
 from commbench.engine.flags import add_flag, join_flags, raised_flags
 from commbench.engine.records import SCHEMA
@@ -307,9 +315,8 @@ def _order(case: TrainingCase, baselines: set[TrainingCase], info: RunInfo) -> t
         envs.index(env) if env in envs else 0,
         case not in baselines,
         case.accumulation,
-        case.bucket_view,
-        case.static_graph,
-        case.unused_parameters,
+        *(getattr(case, switch.name) != switch.default for switch in SWITCHES),
+        ("", *COMPILE_MODES).index(case.compile) if case.compile in COMPILE_MODES else 0,
         PRECISIONS.index(case.precision) if case.precision in PRECISIONS else len(PRECISIONS),
         hook_position(case.hook),
         case.hook,

@@ -44,7 +44,7 @@ def withheld(case: TrainingCase, baseline: TrainingCase, info: RunInfo) -> Withh
     """
     effect = effect_of(case, baseline)
     named_hooks = info.get("named_hooks")
-    if named_hooks is None or effect in {"none", "batch"}:
+    if named_hooks is None or effect in {"none", "compiled", "buffers", "batch"}:
         return ""
     if case.hook != baseline.hook and not case.is_plain and case.hook_name not in named_hooks:
         return "unnamed"

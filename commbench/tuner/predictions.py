@@ -34,7 +34,7 @@ class PredictionRow:
 
     schema: int = SCHEMA
     run_id: str = column("name of the run's directory", "")
-    workload: str = column("as in ddp.csv, like the eleven columns that follow", "")
+    workload: str = column("as in ddp.csv, like the fourteen columns that follow", "")
     world_size: int | None = column("as in ddp.csv")
     batch_per_rank: int | None = column("as in ddp.csv")
     backend: str = column("as in ddp.csv", "")
@@ -46,6 +46,9 @@ class PredictionRow:
     bucket_view: bool | None = column("as in ddp.csv")
     static_graph: bool | None = column("as in ddp.csv")
     unused_parameters: bool | None = column("as in ddp.csv")
+    broadcast_buffers: bool | None = column("as in ddp.csv")
+    batched_grad_copy: bool | None = column("as in ddp.csv")
+    compile: str = column("as in ddp.csv", "")
     accumulation: int | None = column("as in ddp.csv")
     predicted_step_ms: float | None = column("predicted from the network and the calibration alone")
     predicted_overlapped_ms: float | None = column("lower bound: communication overlaps perfectly")

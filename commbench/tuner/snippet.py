@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from commbench.ddp.plan.cases import TrainingCase
+from commbench.ddp.plan.cases import SWITCHES, TrainingCase, changed_switches
 from commbench.hooks.registry import find_hook
 from commbench.system.env import variables_of
 
@@ -26,6 +26,10 @@ def snippet_of(case: TrainingCase, *, device: str = "cpu") -> str:
         steps.append("# scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update()")
     if not case.is_plain:
         setup.append(_hook(case))
+    if case.compile:
+        setup.append("model = torch.compile(model)")
+    if case.compile == "python_reducer":
+        steps.append("# loss.backward() inside `with torch._dynamo.compiled_autograd._enable(torch.compile):`")
     if case.accumulation > 1:
         steps.append(f"# step the optimiser every {case.accumulation} batches;")
         steps.append("# all but the last of these run inside `with model.no_sync():`")
@@ -79,13 +83,10 @@ def _changed_arguments(case: TrainingCase, own: TrainingCase) -> tuple[dict[str,
     if case.bucket_cap_mb != own.bucket_cap_mb:
         added |= size if caps else {}
         removed += [] if caps else ["bucket_cap_mb"]
-    for name, is_wanted, is_given in (
-        ("gradient_as_bucket_view", case.bucket_view, own.bucket_view),
-        ("static_graph", case.static_graph, own.static_graph),
-        ("find_unused_parameters", case.unused_parameters, own.unused_parameters),
-    ):
-        added |= {name: "True"} if is_wanted and not is_given else {}
-        removed += [name] if is_given and not is_wanted else []
+    for switch in SWITCHES:
+        is_wanted, is_given = getattr(case, switch.name), getattr(own, switch.name)
+        added |= {switch.argument: str(is_wanted)} if is_given == switch.default != is_wanted else {}
+        removed += [switch.argument] if is_wanted == switch.default != is_given else []
     return added, removed
 
 
@@ -119,6 +120,8 @@ def _for_lightning(arguments: str) -> list[str]:
     ]
 
 
+#: Arguments that DDP has since torch 2.13.
+_NEW_ARGUMENTS = ("bucket_cap_mb_list", "forward_sync_buffers", "batched_grad_copy")
 #: How to set arguments of DDP, by framework.
 _WRITERS = {
     "": _for_script,
@@ -155,7 +158,7 @@ def _registration(case: TrainingCase, framework: str) -> list[str]:
 
 
 def _imports(case: TrainingCase) -> list[str]:
-    lines = ["import torch"] if case.precision in _DTYPES else []
+    lines = ["import torch"] if case.precision in _DTYPES or case.compile else []
     lines.append("from torch.nn.parallel import DistributedDataParallel")
     return [*lines, *_hook_import(case)]
 
@@ -172,11 +175,12 @@ def _ddp(case: TrainingCase) -> list[str]:
         arguments.append(f"bucket_cap_mb={caps[0]}")
     elif caps:
         arguments.append(f"bucket_cap_mb_list=[{', '.join(caps)}]")
-    arguments += ["gradient_as_bucket_view=True"] if case.bucket_view else []
-    arguments += ["static_graph=True"] if case.static_graph else []
-    arguments += ["find_unused_parameters=True"] if case.unused_parameters else []
-    newer = ["# bucket_cap_mb_list needs torch 2.13"] if len(caps) > 1 else []
-    return [*newer, f"model = DistributedDataParallel({', '.join(arguments)})"]
+    arguments += [f"{switch.argument}={getattr(case, switch.name)}" for switch in changed_switches(case)]
+    newer = [name for name in _NEW_ARGUMENTS if any(argument.startswith(f"{name}=") for argument in arguments)]
+    comments = [f"# {' and '.join(newer)} {'needs' if len(newer) == 1 else 'need'} torch 2.13"] if newer else []
+    lines = [*comments, f"model = DistributedDataParallel({', '.join(arguments)})"]
+    mode = f"torch._dynamo.config.optimize_ddp = {json.dumps(case.compile)}  # before the DDP object is made"
+    return [mode, *lines] if case.compile else lines
 
 
 def _hook(case: TrainingCase) -> str:

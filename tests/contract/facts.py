@@ -29,7 +29,13 @@ WORDS = frozenset({"case", "doubts", "evidence", "flags", "help", "paragraph", "
 ADDED = frozenset(
     {
         "--accept-loss",
+        "--batched-grad-copy",
+        "--broadcast-buffers",
         "--chart",
+        "--compile",
+        "batched_grad_copy",
+        "broadcast_buffers",
+        "compile",
         "--env",
         "--expect",
         "--link",

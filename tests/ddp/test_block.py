@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 from commbench.ddp.block import EARLY_STEPS
 from commbench.ddp.devices import Device
 from commbench.ddp.inspection import inspect_workload
-from commbench.ddp.plan.cases import TrainingCase, short_blocks
+from commbench.ddp.plan.cases import COMPILE_MODES, TrainingCase, short_blocks
 from commbench.ddp.plan.layout import bucket_sizes, case_layout
 from commbench.ddp.workloads import load_workload
 
@@ -41,6 +41,7 @@ CASES = {
     "static graph": case("passthrough", static_graph=True),
     "accumulation": case("passthrough", accumulation=2),
     "search": case("passthrough", unused_parameters=True),
+    "batched copies": case("passthrough", batched_grad_copy=True),
     "partly used": case(workload="partly_used", unused_parameters=True),
     "partly used topk": case("topk:0.1", workload="partly_used", unused_parameters=True),
     "static and accumulation": case("passthrough", accumulation=2, static_graph=True),
@@ -51,11 +52,14 @@ CASES = {
     "broken": case("passthrough", hook_options="broken=yes"),
     "nonsense": case("topk:0.1", hook_options="nonsense=1"),
     "batch norm": case(workload="batch_norm"),
+    "batch norm alone": case(workload="batch_norm", broadcast_buffers=False),
+    "compiled hook": case("fp16", compile="python_reducer"),
+    "compiled small": case("passthrough", "0.1", compile="ddp_optimizer"),
     "scored": case(workload="scored"),
     "local": case("local", "default"),
 }
-EXACT = ("none", "passthrough", "list of caps", "bucket view", "static graph", "search")
-REFUSED = ("static and accumulation", "broken", "nonsense")
+EXACT = ("none", "passthrough", "list of caps", "bucket view", "static graph", "search", "batched copies")
+REFUSED = ("static and accumulation", "broken", "nonsense", "compiled hook", "compiled small")
 TWO_BLOCKS = ("plain", "passthrough", "local")
 DIVIDED = ("plain", "topk:0.1", "overflow topk", "broken", "scored", "local")
 #: What is trained once more on what stands for a GPU.
@@ -157,6 +161,27 @@ def test_parameters_may_be_unused_everywhere_or_on_some_ranks(first: Launch) -> 
     assert record["grad_rel_error"] == pytest.approx(0.0, abs=1e-6)
     assert 10 == sum(bucket["parameters"] for bucket in record["buckets"])
     assert first.records["partly used topk"]["grad_rel_error"] > 0.05
+
+
+def test_without_their_broadcast_buffers_are_not_sent(first: Launch) -> None:
+    """Send the gradients alone, and learn the same: batch normalisation trains with the statistics of its batch."""
+    with_them, alone = first.records["batch norm"], first.records["batch norm alone"]
+    assert NORM_BUFFER_BYTES / 2 == with_them["expected_bytes"] - alone["expected_bytes"]
+    assert alone["sent_bytes"] < with_them["sent_bytes"]
+    assert with_them["losses"] == alone["losses"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", COMPILE_MODES)
+def test_compiled_training_learns_the_same(run_ranks: RunRanks, mode: str) -> None:
+    """Train the compiled DDP object in each mode, with the losses of the plain one up to rounding."""
+    cases = {"plain": PLAIN, "compiled": case(cap="default", compile=mode)}
+    cases["local"] = cases["compiled"].local()
+    records = launches_of(run_ranks, 2, timeout_s=280, compiled=(cases, {"steps": STEPS}))["compiled"].records
+    assert [("ok", "")] * 3 == [(record["status"], record["reason"]) for record in records.values()]
+    assert records["plain"]["losses"] == pytest.approx(records["compiled"]["losses"], rel=1e-4)
+    assert records["compiled"]["grad_rel_error"] == pytest.approx(0.0, abs=1e-5)
+    assert (mode == "python_reducer") == (not records["compiled"]["bucket_bytes"])
 
 
 def test_half_precision_sends_half(first: Launch) -> None:

@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from commbench.ddp.plan.cases import (
+    COMPILE_MODES,
     FEWEST_TIMED,
     MOST_SHORT_BLOCKS,
     TrainingCase,
@@ -17,6 +18,7 @@ from commbench.ddp.plan.cases import (
     canonical_cap,
     schedule,
     short_blocks,
+    switch_words,
 )
 from commbench.errors import InputError
 from commbench.hooks.registry import HOOKS, parse_hook
@@ -168,16 +170,37 @@ def test_the_case_without_ddp_keeps_model_batch_precision_and_phase() -> None:
 def test_keys_tell_cases_apart() -> None:
     """Give each configuration and phase its own constant key."""
     cases = [case(), case(phase="confirm"), case(bucket_cap_mb="25"), case(density=0.1), case(static_graph=True)]
-    cases.append(case(unused_parameters=True))
+    cases += [case(unused_parameters=True), case(broadcast_buffers=False), case(batched_grad_copy=True)]
+    cases += [case(compile=mode) for mode in COMPILE_MODES]
     assert len(cases) == len({setting.key for setting in cases})
     assert case().key == case().key
 
 
 def test_keys_lack_later_switches_that_are_off() -> None:
     """Write the keys of older runs, and read both."""
-    cases = [case(), case(unused_parameters=True)]
-    assert ["unused" in each.key for each in cases] == [False, True]
+    cases = [case(), case(unused_parameters=True, broadcast_buffers=False, batched_grad_copy=True, compile="off")]
+    for name in ("unused_parameters", "broadcast_buffers", "batched_grad_copy", "compile"):
+        assert [False, True] == [name in each.key for each in cases]
     assert cases == [TrainingCase.from_key(each.key) for each in cases]
+
+
+def test_switches_are_swept_and_named() -> None:
+    """Cross every switch with the others, and name what differs from DDP's default."""
+    sweep = TrainingSweep(
+        workload="mlp",
+        broadcast_buffers=(True, False),
+        batched_grad_copies=(False, True),
+        compile_modes=("", "ddp_optimizer"),
+    )
+    cases = [each for each in sweep.cases(ranks=2, batch=32) if each.uses_ddp]
+    assert 8 == len(cases)
+    assert cases[0].is_default
+    assert [] == switch_words(cases[0])
+    words = ["no broadcast of buffers", "batched copies", "compiled with ddp_optimizer"]
+    assert words == switch_words(cases[-1])
+    assert ", ".join(words) in str(cases[-1])
+    locals_ = {each.compile for each in sweep.cases(ranks=2, batch=32) if not each.uses_ddp}
+    assert {"", "local"} == locals_
 
 
 def test_baseline_looks_for_unused_parameters_only_if_all_do() -> None:

@@ -36,6 +36,16 @@ from commbench.tuner.snippet import keep_snippet, live_snippet, snippet_of
             ["model = DistributedDataParallel(model, find_unused_parameters=True)"],
         ),
         (
+            make_training_case("fp16", broadcast_buffers=False, batched_grad_copy=True, compile="ddp_optimizer"),
+            [
+                'torch._dynamo.config.optimize_ddp = "ddp_optimizer"  # before the DDP object is made',
+                "# forward_sync_buffers and batched_grad_copy need torch 2.13",
+                "model = DistributedDataParallel(model, forward_sync_buffers=False, batched_grad_copy=True)",
+                "FP16().register(model)",
+                "model = torch.compile(model)",
+            ],
+        ),
+        (
             make_training_case("bf16", precision="amp-fp16", accumulation=4),
             [
                 'scaler = torch.amp.GradScaler("cpu")',

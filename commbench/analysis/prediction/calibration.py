@@ -94,10 +94,13 @@ class Setting:
 
 
 def settings_of(records: Iterable[TrainingRecord]) -> list[Setting]:
-    """Return valid records by setting, the fewest passes per step first; sweep and confirmation are one setting."""
+    """Return valid records by setting, the fewest passes per step first; sweep and confirmation are one setting.
+
+    Compiled settings are left out: their computing takes another time.
+    """
     by_case: dict[TrainingCase, list[TrainingRecord]] = {}
     for record in records:
-        if record.status == "ok" and record.step_ms:
+        if record.status == "ok" and record.step_ms and not record.case.compile:
             by_case.setdefault(dataclasses.replace(record.case, phase=SWEEP), []).append(record)
     return [Setting(case=case, records=by_case[case]) for case in sorted(by_case, key=lambda case: case.accumulation)]
 

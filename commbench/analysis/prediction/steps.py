@@ -199,7 +199,8 @@ class StepModel:
                 "A prediction of steps needs the step without DDP, which was not measured: measure it first."
             )
         measured = [setting for setting in settings if setting.case.uses_ddp and _alike(setting.case, local.case)]
-        measured = [setting for setting in measured if not setting.case.unused_parameters] or measured
+        plain = [s for s in measured if not s.case.unused_parameters and s.case.broadcast_buffers]
+        measured = plain or measured
         base = next((s for s in measured if s.case.is_default), None)
         if base is None:
             raise NotTrainedError(

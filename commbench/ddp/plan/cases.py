@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.errors import InputError, check_choice
@@ -26,7 +27,43 @@ SWEEP, CONFIRM = "sweep", "confirm"
 #: Settings that only calibrate the step model; they are not rows of ``ddp.csv``.
 CALIBRATE = "calibrate"
 #: Fields of a case that older keys lack.
-_LATER = ("env", "unused_parameters")
+_LATER = ("env", "unused_parameters", "broadcast_buffers", "batched_grad_copy", "compile")
+#: How torch.compile splits the graph of a DDP object, as ``torch._dynamo.config.optimize_ddp`` takes it.
+COMPILE_MODES = ("ddp_optimizer", "python_reducer", "no_optimization")
+
+
+class Switch(NamedTuple):
+    """A setting of DDP that is on or off."""
+
+    name: str
+    """Of the field of `TrainingCase` and of the column."""
+    argument: str
+    """DDP's."""
+    words: str
+    """In a setting's name, where it differs from DDP's default."""
+    label: str
+    """The same in a table."""
+    default: bool = False
+
+
+SWITCHES = (
+    Switch("bucket_view", "gradient_as_bucket_view", "bucket views", "views"),
+    Switch("static_graph", "static_graph", "static graph", "static"),
+    Switch("unused_parameters", "find_unused_parameters", "unused parameters", "unused"),
+    Switch("broadcast_buffers", "forward_sync_buffers", "no broadcast of buffers", "no broadcast", default=True),
+    Switch("batched_grad_copy", "batched_grad_copy", "batched copies", "batched"),
+)
+
+
+def changed_switches(setting: Any) -> list[Switch]:  # noqa: ANN401 - a case, a choice or a row
+    """Return the switches of a setting that differ from DDP's default; None in a row is the default."""
+    return [switch for switch in SWITCHES if getattr(setting, switch.name) not in {None, switch.default}]
+
+
+def switch_words(setting: Any) -> list[str]:  # noqa: ANN401 - as above
+    """Return the words in a setting's name for its switches and for torch.compile."""
+    words = [switch.words for switch in changed_switches(setting)]
+    return [*words, f"compiled with {setting.compile}"] if setting.compile else words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +94,12 @@ class TrainingCase:
     """DDP's static_graph."""
     unused_parameters: bool = False
     """DDP's find_unused_parameters."""
+    broadcast_buffers: bool = True
+    """Whether rank 0 sends its buffers before each forward pass: DDP's forward_sync_buffers, broadcast_buffers before
+    torch 2.13."""
+    batched_grad_copy: bool = False
+    compile: str = ""
+    """One of `COMPILE_MODES`; empty without torch.compile."""
     accumulation: int = 1
     """Backward passes per optimiser step."""
     phase: str = SWEEP
@@ -66,8 +109,12 @@ class TrainingCase:
 
     @property
     def key(self) -> str:
-        """A stable text that identifies the case within a run; without the fields in `_LATER` that are off or empty."""
-        fields = {name: value for name, value in dataclasses.asdict(self).items() if value or name not in _LATER}
+        """A stable text that identifies the case within a run; without fields in `_LATER` that have their default."""
+        fields = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default or field.name not in _LATER
+        }
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
@@ -161,6 +208,7 @@ class TrainingCase:
             precision=self.precision,
             hook=LOCAL,
             accumulation=self.accumulation,
+            compile=LOCAL if self.compile else "",
             phase=self.phase,
             env=self.env,
         )
@@ -180,9 +228,7 @@ class TrainingCase:
     def _but(self) -> str:
         words = [] if self.precision == "fp32" else [self.precision]
         words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
-        words += ["bucket views"] if self.bucket_view else []
-        words += ["static graph"] if self.static_graph else []
-        words += ["unused parameters"] if self.unused_parameters else []
+        words += switch_words(self)
         over = f" over {self.backend.upper()}" if self.trains_on_gpu else ""
         words += [f"{self.world_size} ranks{over}, batch {self.batch_per_rank}"]
         words += [f"under {self.env}"] if self.env else []
@@ -207,6 +253,10 @@ class TrainingSweep:
     bucket_views: Sequence[bool] = (False,)
     static_graphs: Sequence[bool] = (False,)
     unused_parameters: Sequence[bool] = (False,)
+    broadcast_buffers: Sequence[bool] = (True,)
+    batched_grad_copies: Sequence[bool] = (False,)
+    compile_modes: Sequence[str] = ("",)
+    """Of `COMPILE_MODES`; empty: without torch.compile."""
     batches: Sequence[int] = ()
     """Samples per rank; empty: the workload's own."""
     world_sizes: Sequence[int] = ()
@@ -218,6 +268,7 @@ class TrainingSweep:
         for axis, values, choices in (
             ("precision", self.precisions, PRECISIONS),
             ("training backend", [self.backend], TRAINING_BACKENDS),
+            ("compile mode", [mode for mode in self.compile_modes if mode], COMPILE_MODES),
         ):
             for name in values:
                 check_choice(axis, name, choices)
@@ -253,6 +304,7 @@ class TrainingSweep:
     def _group(self, world_size: int, batch: int) -> list[TrainingCase]:
         points = itertools.product(
             *(self.accumulations, self.bucket_views, self.static_graphs, self.unused_parameters),
+            *(self.broadcast_buffers, self.batched_grad_copies, self.compile_modes),
             *(self.precisions, self.hooks, self.bucket_caps),
         )
         cases = [
@@ -266,10 +318,13 @@ class TrainingSweep:
                 bucket_view=view,
                 static_graph=static,
                 unused_parameters=unused,
+                broadcast_buffers=broadcast,
+                batched_grad_copy=batched,
+                compile=mode,
                 accumulation=accumulation,
                 **parse_hook(hook),
             )
-            for accumulation, view, static, unused, precision, hook, cap in points
+            for accumulation, view, static, unused, broadcast, batched, mode, precision, hook, cap in points
         ]
         return [baseline_of(cases), *cases]
 

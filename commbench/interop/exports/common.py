@@ -10,6 +10,7 @@ from typing import Any
 
 from commbench.collectives.operations import OPERATIONS
 from commbench.collectives.patterns import makes_groups
+from commbench.ddp.plan.cases import switch_words
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.records import Row
 from commbench.errors import InputError
@@ -63,9 +64,7 @@ def _case_labels(row: Row, *more: str) -> Labels:
 def training_labels(row: TrainingRow) -> Labels:
     """Return the labels `TRAINING_LABELS` of a row."""
     hook = hook_words(row.hook, row.density, row.hook_options)
-    words = (["bucket views"] if row.bucket_view else []) + (["static graph"] if row.static_graph else [])
-    words += ["unused parameters"] if row.unused_parameters else []
-    words += [row.env] if row.env else []
+    words = switch_words(row) + ([row.env] if row.env else [])
     values = (
         *(row.workload, row.backend, row.world_size, row.batch_per_rank, hook, row.bucket_cap_mb),
         *(row.precision, row.accumulation, ", ".join(words)),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from commbench.ddp.plan.cases import SWEEP
+from commbench.ddp.plan.cases import SWEEP, SWITCHES
 from commbench.ddp.plan.records import TrainingRecord, TrainingRow
 from commbench.engine.flags import join_flags, split_flags
 from commbench.errors import InputError
@@ -92,7 +92,7 @@ def _configuration(row: TrainingRow, records: Iterable[TrainingRecord]) -> Trial
 def _is_of(record: TrainingRecord, row: TrainingRow) -> bool:
     names = (
         *("workload", "world_size", "batch_per_rank", "backend", "precision", "hook", "density", "hook_options"),
-        *("bucket_cap_mb", "bucket_view", "static_graph", "unused_parameters", "accumulation", "env"),
+        *("bucket_cap_mb", *(switch.name for switch in SWITCHES), "compile", "accumulation", "env"),
     )
     return all(getattr(record.case, name) == getattr(row, name) for name in names)
 
