@@ -98,6 +98,7 @@ class TrainingCase:
     """Whether rank 0 sends its buffers before each forward pass: DDP's forward_sync_buffers, broadcast_buffers before
     torch 2.13."""
     batched_grad_copy: bool = False
+    """Whether gradients are copied into a bucket in one call."""
     compile: str = ""
     """One of `COMPILE_MODES`; empty without torch.compile."""
     accumulation: int = 1
