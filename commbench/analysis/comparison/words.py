@@ -29,8 +29,8 @@ def summary(table: ComparisonTable) -> str:
     lost = sum(compared.is_regression for compared in table.broken)
     text = f"{len(slower)} of {total} {cases} slower{': ' + details + more if slower else ''}."
     text += f" {counted(lost, 'case')} lost: ok in A and not in B." if lost else ""
-    forced = " Forced: conditions differ that should be alike." if table.is_forced else ""
-    return f"{text} {others}, with a margin of {100 * table.margin:g} %.{_on_the_end(table)}{forced}"
+    unlike = " A and B were measured under different conditions." if table.is_forced else ""
+    return f"{text} {others}, with a margin of {100 * table.margin:g} %.{_on_the_end(table)}{unlike}"
 
 
 def _on_the_end(table: ComparisonTable) -> str:
@@ -70,7 +70,7 @@ def heading(table: ComparisonTable) -> list[str]:
     timed = [difference for difference in table.differences if difference.is_of_cases]
     notes = [difference for difference in table.differences if not difference.reason]
     if unsound:
-        lines.append("FORCED: these conditions differ and could explain a difference of times:")
+        lines.append("A and B differ in these conditions, which could explain a difference of times:")
         lines += [f"unlike conditions: {difference} - {difference.reason}" for difference in unsound]
     lines += [f"no verdict where timed unlike: {difference} - {difference.reason}" for difference in timed]
     return lines + [f"differs, to be known: {difference}" for difference in notes]
