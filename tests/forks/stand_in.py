@@ -29,7 +29,7 @@ SHORT_BEFORE_COMMAND = {
 }
 #: The same of the programs in benchmarks/.
 SHORT_PROGRAMS = {
-    "accuracy.py": ("--launches", "2", "--rounds", "2", "--chunk", "10"),
+    "accuracy.py": ("--launches", "2", "--rounds", "5", "--chunk", "40"),
     "live_tuning.py": ("--pairs", "1", "--runs", "1", "--only", "watching"),
     "looks.py": ("--runs", "20"),
     "planted.py": ("--launches", "2", "--sizes", "1M"),

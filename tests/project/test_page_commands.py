@@ -56,7 +56,7 @@ NOT_RUN = {
     RECIPE: ("--launcher start", "--backend memcpy", "reduce_broadcast", "scaled:scale=4", "--workload linear"),
     "writes into the checkout": ("record_traces.py", "docs/generate.py"),
     "is started on each host of a lab": ("host0:29500 benchmarks",),
-    "needs a virtual environment for the job: tests/launch/test_slurm.py runs it": ("sbatch ",),
+    "needs an environment for the job: tests/launch/test_slurm.py runs the like": ("sbatch ", "srun python"),
     "needs another version of commbench beside this one": ("--reference ",),
 }
 #: Commands that start ranks or take long, on emulated hosts, and in Slurm.
