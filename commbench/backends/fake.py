@@ -51,6 +51,9 @@ class Script:
     """Mean lateness of a rank's arrival."""
     slow_rank: int | None = None
     slow_rank_factor: float = 1.2
+    slow_together: Group = ()
+    """Ranks; a call in a group that has all of them is ``slow_together_factor`` times slower."""
+    slow_together_factor: float = 2.0
     warmup: int = 0
     """The first repetitions of a call, ``warmup_factor`` times slower."""
     warmup_factor: float = 3.0
@@ -85,6 +88,8 @@ class FakeCall(Call):
 
     primitive: str
     call_bytes: int
+    factor: float = 1.0
+    """Of the scripted time."""
 
 
 class FakeCommunicator(Communicator):
@@ -99,6 +104,8 @@ class FakeCommunicator(Communicator):
         self._control = control
         self.script = script or Script()
         members = members or tuple(range(control.size))
+        together = self.script.slow_together
+        self._factor = self.script.slow_together_factor if together and {*together} <= {*members} else 1.0
         self.rank = members.index(control.rank)
         self.size = len(members)
         self.launch = launch
@@ -159,7 +166,8 @@ class FakeCommunicator(Communicator):
         if primitive in self.script.unsupported:
             raise self._cannot(primitive)
         largest = max((b.nbytes for b in buffers if b), default=0)
-        return FakeCall(run=_nothing, primitive=drawn_as or primitive, call_bytes=largest * blocks)
+        call_bytes = largest * blocks
+        return FakeCall(run=_nothing, primitive=drawn_as or primitive, call_bytes=call_bytes, factor=self._factor)
 
     def all_reduce(self, send: FakeBuffer, receive: FakeBuffer, redop: str) -> Call:  # noqa: ARG002, D102
         return self._fake("all_reduce", send, receive)
@@ -243,7 +251,8 @@ class FakeTimer:
         self._drawn[identity] += repetitions
         shared_rng = _generator(script.seed, self._communicator.launch, identity, number)
         rank_rng = _generator(script.seed, self._communicator.launch, identity, number, rank)
-        true_us = sum(script.time_us(call.call_bytes) for call in scripted if call.call_bytes >= 0) * batch
+        times_us = [call.factor * script.time_us(call.call_bytes) for call in scripted if call.call_bytes >= 0]
+        true_us = sum(times_us) * batch
         duration_us = true_us * self._launch_factor(identity) * _repetition_factors(script, shared_rng, repetitions)
         duration_us[: max(0, script.warmup - number)] *= script.warmup_factor
         if rank == script.slow_rank:

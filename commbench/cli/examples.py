@@ -28,6 +28,10 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType(
             ("commbench run -c all_reduce -n 8 --world-sizes 2,4,8", "time over the number of ranks"),
             ("commbench run --backend nccl --env NCCL_ALGO=Ring,Tree,default", "which value of a variable is faster"),
             ("commbench run matrix --hostfile hosts", "every pair of ranks: which host or link is slow"),
+            (
+                "commbench run -c all_to_all --sizes 1M --backend mpi --hostfile hosts --bisect 1.5",
+                "which hosts are slow only together",
+            ),
         ),
         "train": (
             ("commbench train --workload resnet18 --bucket-cap-mb default,5,25 --hook none,fp16", "every combination"),

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from commbench.backends import try_device
+from commbench.cli.bisect import as_search, parse_bisect
 from commbench.cli.conduct import Place, Task, carry_out
 from commbench.cli.options import (
     Algorithm,
@@ -54,6 +55,7 @@ from commbench.cli.request import (
 from commbench.cli.train import backend_at, default_sweep, join_training, permission_of, plan_training
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.collectives.suites import Suite, load_suite
+from commbench.errors import InputError
 from commbench.results.plan import single_stage
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, Budget
 
@@ -156,6 +158,23 @@ def run(
     cadence: Cadence = None,
     buffers: BufferKinds = None,
     env: Env = None,
+    bisect: Annotated[
+        float | None,
+        typer.Option(
+            "--bisect",
+            metavar="FACTOR",
+            help="Search for the smallest set of hosts that is slow only together: one collective is measured on all "
+            "hosts, on halves and on smaller sets, in as many launches as needed. FACTOR times the time of another "
+            "set, at equal busbw, counts as slow, e.g. 1.5; choose a size that fills the links. Without several hosts "
+            "the sets are of ranks.",
+        ),
+    ] = None,
+    racks: Annotated[
+        Path | None,
+        typer.Option(
+            "--racks", metavar="FILE", help="Rack or switch of each host for --bisect: a file of lines HOST RACK."
+        ),
+    ] = None,
     budget: BudgetName = "quick",
     launches: Launches = None,
     visits: Visits = None,
@@ -191,7 +210,14 @@ def run(
     full_suite = _override(load_suite(suite), axes)
     run_budget = find_budget(BUDGETS, budget, launches=launches, visits=visits, energy_s=energy)
     plan = plan_suite(full_suite, settings, run_budget, like, is_named=axes["backends"] is not None)
-    return carry_out(settings, plan, lambda: ranks_by_gpus(full_suite.backends))
+    if bisect is None and racks is not None:
+        raise InputError(f"--racks {racks} is of --bisect; add it, or leave the file out.")
+    terms = None if bisect is None else parse_bisect(bisect, racks, launches)
+
+    def search(place: Place) -> Task:
+        return as_search(plan(place), terms, place) if terms else plan(place)
+
+    return carry_out(settings, search, lambda: ranks_by_gpus(full_suite.backends))
 
 
 def _override(suite: Suite, axes: Mapping[str, object]) -> Suite:

@@ -18,6 +18,7 @@ PATTERNS = {
     "cross": "one rank of every host: as many groups (rails) as a host has ranks",
     "split:K": "groups of K neighbouring ranks, as in tensor parallelism",
     "stride:K": "K groups of every K-th rank, as data parallelism over tensor-parallel groups of K",
+    "ranks:LIST": "the listed ranks alone, as in ranks:0-3+6; the others wait",
     "pairs:intra": "disjoint pairs of ranks on one host",
     "pairs:inter": "disjoint pairs of ranks on two hosts",
     "ring": "every rank sends to the next, the last to the first; point to point only",
@@ -28,6 +29,7 @@ PATTERNS = {
     "matrix": "every ordered pair of ranks, in rounds of disjoint pairs; point to point only",
 }
 _COUNTED = re.compile(r"(split|stride):([1-9][0-9]{0,5})")
+_LISTED = re.compile(r"ranks:(\d{1,6}(?:-\d{1,6})?(?:\+\d{1,6}(?:-\d{1,6})?)*)")
 #: Patterns in which all ranks are one group.
 _WHOLE = frozenset({"flat", "ring", "fan-in", "fan-out", "hierarchical", "matrix"})
 
@@ -38,14 +40,43 @@ def check_pattern(pattern: str, world_size: int | None = None) -> None:
     Raises:
         InputError: the pattern is unknown (the message lists all), or the number of ranks does not fit.
     """
-    counted_form = _COUNTED.fullmatch(pattern)
-    if not counted_form and (pattern not in PATTERNS or pattern.endswith(":K")):
-        raise unknown_choice("pattern", pattern, PATTERNS, ", where K is a number of ranks")
+    counted_form, listed = _COUNTED.fullmatch(pattern), listed_ranks(pattern)
+    if listed is not None:
+        _check_listed(pattern, listed, world_size)
+    elif not counted_form and (pattern not in PATTERNS or pattern.endswith((":K", ":LIST"))):
+        raise unknown_choice("pattern", pattern, PATTERNS, ", where K is a number of ranks and LIST lists ranks")
     if counted_form and world_size is not None and world_size % int(counted_form[2]):
         raise InputError(
             f"Pattern {pattern} needs a multiple of {counted_form[2]} ranks and this run has {world_size}; "
             "choose another K or another number of ranks."
         )
+
+
+def _check_listed(pattern: str, listed: Group, world_size: int | None) -> None:
+    """Raise `InputError` unless two ranks or more are listed, each once in ascending order, and all exist."""
+    if len(listed) < 2 or list(listed) != sorted(set(listed)):  # noqa: PLR2004 - one rank does not communicate
+        raise InputError(f"Pattern {pattern} must list two ranks or more in ascending order, as in ranks:0-3+6.")
+    if world_size is not None and listed[-1] >= world_size:
+        raise InputError(
+            f"Pattern {pattern} lists rank {listed[-1]} and this run has ranks 0 to {world_size - 1}; list fewer."
+        )
+
+
+def listed_ranks(pattern: str) -> Group | None:
+    """Return the ranks of a pattern ``ranks:LIST``; None for another pattern."""
+    match = _LISTED.fullmatch(pattern)
+    return tuple(rank for part in match[1].split("+") for rank in ranks_of(part)) if match else None
+
+
+def listing(ranks: Sequence[int]) -> str:
+    """Return the pattern ``ranks:LIST`` of ascending ranks."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return f"ranks:{'+'.join(map(rank_list, runs))}"
 
 
 def makes_groups(pattern: str) -> bool:
@@ -62,6 +93,8 @@ def shares_of(pattern: str, world_size: int) -> int:
     counted_form = _COUNTED.fullmatch(pattern)
     if counted_form:
         return int(counted_form[2]) if counted_form[1] == "split" else max(1, world_size // int(counted_form[2]))
+    if listed := listed_ranks(pattern):
+        return len(listed)
     return min(2, world_size) if pattern == "bisection" or pattern.startswith("pairs:") else world_size
 
 
@@ -69,7 +102,7 @@ def pattern_order(pattern: str) -> tuple[int, int, str]:
     """Return a sort key: the order of `PATTERNS`, then the number of a pattern, unknown patterns last."""
     name, _, count = pattern.partition(":")
     forms = list(PATTERNS)
-    place = next((forms.index(form) for form in (pattern, f"{name}:K") if form in forms), len(forms))
+    place = next((forms.index(form) for form in (pattern, f"{name}:K", f"{name}:LIST") if form in forms), len(forms))
     return place, int(count) if count.isdecimal() else 0, pattern
 
 
@@ -88,6 +121,8 @@ def groups_of(pattern: str, hosts: Sequence[str]) -> tuple[Group, ...]:
     ranks = tuple(range(len(hosts)))
     if not makes_groups(pattern):
         return (ranks,)
+    if listed := listed_ranks(pattern):
+        return (listed,)
     counted_form = _COUNTED.fullmatch(pattern)
     if counted_form:
         count = int(counted_form[2])

@@ -1,5 +1,6 @@
 """Tests of the groups that patterns form from ranks on hosts."""
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -11,6 +12,7 @@ from commbench.collectives.patterns import (
     PATTERNS,
     check_pattern,
     groups_of,
+    listing,
     makes_groups,
     pattern_order,
     rank_list,
@@ -49,6 +51,8 @@ def groups_or_none(pattern: str, hosts: Sequence[str]) -> tuple[tuple[int, ...],
         ("stride:4", "AAAAAAAA", [(0, 4), (1, 5), (2, 6), (3, 7)]),
         ("pairs:intra", "AAABBB", [(0, 1), (3, 4)]),
         ("pairs:inter", "AABBCC", [(0, 2), (1, 3)]),
+        ("ranks:0-2+4", "AABBC", [(0, 1, 2, 4)]),
+        ("ranks:1+3", "AABB", [(1, 3)]),
         ("bisection", "AABB", [(0, 2), (1, 3)]),
         ("bisection", "ABCDE", [(0, 3), (1, 4)]),
         ("bisection", "ABABABAB", [(0, 1), (2, 3), (4, 5), (6, 7)]),
@@ -123,6 +127,16 @@ def test_the_unknown_is_refused() -> None:
             check_pattern(pattern)
     with pytest.raises(InputError, match="needs a multiple of 3 ranks and this run has 4"):
         check_pattern("split:3", 4)
+    for pattern in ("ranks:LIST", "ranks:", "ranks:1,2", "ranks:1+", "ranks:a"):
+        with pytest.raises(
+            InputError, match=rf"^Unknown pattern '{re.escape(pattern)}'; choose from .*LIST lists ranks"
+        ):
+            check_pattern(pattern)
+    for pattern in ("ranks:1", "ranks:2+1", "ranks:1+1", "ranks:3-1"):
+        with pytest.raises(InputError, match="must list two ranks or more in ascending order"):
+            check_pattern(pattern)
+    with pytest.raises(InputError, match="lists rank 4 and this run has ranks 0 to 3"):
+        check_pattern("ranks:0+4", 4)
 
 
 def test_every_pattern_is_grouped_or_whole() -> None:
@@ -132,8 +146,17 @@ def test_every_pattern_is_grouped_or_whole() -> None:
     assert {((0, 1, 2),)} == {groups_of(pattern, "AAB") for pattern in whole}
 
 
+@given(ranks=st.sets(st.integers(0, 40), min_size=2))
+def test_listed_ranks_come_back(ranks: set[int]) -> None:
+    """Read the pattern that lists the ranks as one group of them."""
+    members = tuple(sorted(ranks))
+    check_pattern(listing(members), 41)
+    assert (members,) == groups_of(listing(members), ["A"] * 41)
+
+
 @pytest.mark.parametrize(
-    ("pattern", "expected"), [("flat", 32), ("node", 32), ("split:2", 8), ("stride:2", 16), ("bisection", 8)]
+    ("pattern", "expected"),
+    [("ranks:0+2-3", 12), ("flat", 32), ("node", 32), ("split:2", 8), ("stride:2", 16), ("bisection", 8)],
 )
 def test_cases_are_rounded_to_the_group_size(pattern: str, expected: int) -> None:
     """Round 8 B to a float per rank of a fixed group size, else of all ranks."""
@@ -143,8 +166,8 @@ def test_cases_are_rounded_to_the_group_size(pattern: str, expected: int) -> Non
 
 def test_patterns_have_an_order() -> None:
     """Sort patterns as listed, then by number."""
-    shuffled = ["matrix", "split:16", "pairs:inter", "split:4", "unheard-of", "node", "flat", "stride:2"]
-    expected = ["flat", "node", "split:4", "split:16", "stride:2", "pairs:inter", "matrix", "unheard-of"]
+    shuffled = ["ranks:0+2", "matrix", "split:16", "pairs:inter", "split:4", "unheard-of", "node", "flat", "stride:2"]
+    expected = ["flat", "node", "split:4", "split:16", "stride:2", "ranks:0+2", "pairs:inter", "matrix", "unheard-of"]
     assert expected == sorted(shuffled, key=pattern_order)
 
 

@@ -49,6 +49,8 @@ ADDED = frozenset(
         "env",
         "env_reason",
         "framework_us",
+        "options/run/--bisect",
+        "options/run/--racks",
         "persistent",
     }
     | {"live", "probes_us", "repeating_s", "revisiting_s", "safe", "speedup_fp16", "speedup_fp16_ci_high"}

@@ -20,11 +20,11 @@ from commbench.engine.timing.loops import Call, Progress
 from commbench.engine.timing.sync import SyncPlan
 from commbench.stats.budgets import BUDGETS
 
-PATTERNS = ("node", "cross", "split:2", "stride:2", "pairs:intra", "pairs:inter", "bisection")
+PATTERNS = ("node", "cross", "split:2", "stride:2", "pairs:intra", "pairs:inter", "bisection", "ranks:0+2")
 #: Two hosts of two ranks, placed by turns; and an uneven placement that leaves ranks in no group, rank 0 among them.
 PLACEMENTS = {"even": "ABAB", "uneven": "ABBC"}
 ELEMENTS = 301
-MEASURED = ("node", "cross", "bisection")
+MEASURED = ("node", "cross", "bisection", "ranks:0+2")
 
 
 def cases(backend: str, size: int) -> list[Case]:

@@ -1,9 +1,10 @@
-"""Stragglers: hosts, ranks, links and groups of a run that are slower than their peers, and by how much."""
+"""Stragglers: hosts, ranks, links, groups and sets of a run that are slower than their peers, and by how much."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from commbench.analysis.stragglers.bisection import find_slow_set
 from commbench.analysis.stragglers.cases import group_levels, rank_levels
 from commbench.analysis.stragglers.judging import ALPHA, RELEVANT, Family, Findings, Straggler, joined
 from commbench.analysis.stragglers.matrix import judge_matrix
@@ -18,7 +19,8 @@ def find_stragglers(matrices: Sequence[Matrix], records: Iterable[Record], info:
     """Find slow hosts, ranks and links in the matrices and the other records of a run.
 
     If nothing is slow, the probability of any false alarm is at most `ALPHA`, divided evenly over the matrices and the
-    other comparisons. Ranks that share a GPU are not judged, because a rank that waits for its turn is no straggler.
+    other comparisons. A search by ``--bisect`` has an error of its own. Ranks that share a GPU are not judged, because
+    a rank that waits for its turn is no straggler.
 
     Args:
         matrices: from `commbench.results.pairs.matrices`.
@@ -31,4 +33,4 @@ def find_stragglers(matrices: Sequence[Matrix], records: Iterable[Record], info:
     levels = [*rank_levels(records, info), *group_levels(records, info)]
     share = ALPHA / max(1, len(matrices) + len(levels))
     findings = [judge_matrix(matrix, share) for matrix in matrices]
-    return joined([*findings, Findings(families=[level(share) for level in levels])])
+    return joined([*findings, Findings(families=[level(share) for level in levels]), find_slow_set(records, info)])
