@@ -83,6 +83,7 @@ class _LazyGroup(TyperGroup):
 
 app = _make_app(
     name="commbench",
+    add_completion=True,
     cls=_LazyGroup,
     help="Time collectives and real DDP training; recommend settings, with confidence intervals.",
     epilog="\n".join(["\b", "Exit codes:", *(f"  {code:<3} {meaning}" for code, meaning in EXIT_CODES.items())]),

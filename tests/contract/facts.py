@@ -29,6 +29,8 @@ WORDS = frozenset({"case", "doubts", "evidence", "flags", "help", "paragraph", "
 ADDED = frozenset(
     {
         "--accept-loss",
+        "--install-completion",
+        "--show-completion",
         "--batched-grad-copy",
         "--broadcast-buffers",
         "--chart",

@@ -1,0 +1,81 @@
+"""Tests of what is installed: the wheel in an empty environment, the completion, recipes by form."""
+
+import ast
+import configparser
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import Command
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / "benchmarks" / "launch"
+KEPT = ROOT / "results" / "bench_xeon2core_20261124"
+
+
+def done(*words: str | Path, cwd: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program with nothing of this environment but what pip needs."""
+    kept = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy") or "PIP" in name}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), **kept, **variables}
+    return subprocess.run([*map(str, words)], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_wheel_works_without_the_checkout(tmp_path: Path) -> None:
+    """Install the wheel into an empty environment; read a run, draw its page, and say what measuring needs."""
+    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, ROOT)
+    built = done(*pip, cwd=tmp_path)
+    assert 0 == built.returncode, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert 0 == done(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path).returncode
+    python, commbench = tmp_path / "env" / "bin" / "python", tmp_path / "env" / "bin" / "commbench"
+    installed = done(python, "-m", "pip", "install", "-c", ROOT / "constraints.txt", wheel, cwd=tmp_path)
+    if installed.returncode and "No matching distribution" in installed.stderr:
+        pytest.skip("needs an index of packages")
+    assert 0 == installed.returncode, installed.stderr
+    drawn = done(commbench, "report", KEPT, "--out", tmp_path / "page", cwd=tmp_path)
+    assert ("", 0) == (drawn.stderr, drawn.returncode)
+    assert (tmp_path / "page" / "report.html").stat().st_size > 10_000
+    refused = done(commbench, "bench", "-n", "2", cwd=tmp_path)
+    assert 2 == refused.returncode
+    assert "No launcher was found" in refused.stderr
+    share = tmp_path / "env" / "share" / "commbench" / "benchmarks"
+    assert {"quick.py", "launch", "trainings", "accept_node.expect"} <= {path.name for path in share.iterdir()}
+
+
+@pytest.mark.parametrize(("words", "expected"), [("tr", "train"), ("train --bucket-c", "--bucket-cap-mb")])
+def test_a_shell_completes_commands_and_options(words: str, expected: str) -> None:
+    """Complete the name of a command, and an option of a command that is not loaded yet."""
+    variables = {"COMP_WORDS": f"commbench {words}", "COMP_CWORD": str(1 + words.count(" "))}
+    environment = {**os.environ, **variables, "_COMMBENCH_COMPLETE": "complete_bash"}
+    program = [sys.executable, "-c", "import sys; sys.argv = ['commbench']; from commbench.cli import main; main()"]
+    completed = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert [expected] == completed.stdout.split(), completed.stderr
+
+
+def test_the_completion_can_be_shown(commbench: Command) -> None:
+    """Print the code for a shell."""
+    shown = commbench("--show-completion bash")
+    assert (0, True) == (shown.code, "=complete_bash" in shown.out)
+
+
+def test_the_recipe_of_spack_has_the_dependencies() -> None:
+    """Parse the recipe, and find in it what setup.cfg requires."""
+    recipe = (LAUNCH / "spack_package.py").read_text()
+    ast.parse(recipe)
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    required = settings["options"]["install_requires"].split()
+    assert set(required) == set(re.search(r"for _name in \((.*)\)", recipe)[1].replace('"', "").split(", "))
+    assert settings["options"]["python_requires"].strip(">=") in recipe
+
+
+@pytest.mark.parametrize("name", ["Containerfile", "apptainer.def"])
+def test_images_install_all_that_measures_on_cpus(name: str) -> None:
+    """Install the extras for MPI and torch by the tested versions, and start commbench."""
+    text = (LAUNCH / name).read_text()
+    assert '-c /source/constraints.txt "/source[mpi,mpi-wheel,torch]"' in text
+    assert "commbench" in text.splitlines()[-1]
