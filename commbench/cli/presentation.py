@@ -26,6 +26,7 @@ from commbench.report.table import (
     render_overheads,
     render_overlap,
     render_table,
+    unlike_peers,
     warnings_for,
 )
 from commbench.report.text_formats import STYLES, render
@@ -102,7 +103,10 @@ def _print_collectives(run_: Run, console: Console) -> None:
         console.print(render_overheads(overheads_of_torch))
     for part in [*render_envs(collective_envs(run_)), *render_matrices(run_.matrices, straggler_findings(run_))]:
         console.print(part)
-    for sentence in precision_of(run_.rows, run_.info, run_.divided.states):
+    for sentence in [
+        *precision_of(run_.rows, run_.info, run_.divided.states),
+        *unlike_peers(run_.rows, run_.info),
+    ]:
         console.print(sentence, markup=False)
     for warning in warnings_for(run_.rows, run_.info):
         console.print(f"! {warning}", markup=False)

@@ -325,6 +325,17 @@ def precision_of(rows: Iterable[Row], info: RunInfo, states: Mapping[str, Machin
     return sentences
 
 
+def unlike_peers(rows: Iterable[Row], info: RunInfo) -> list[str]:
+    """Return a sentence on the operations that ran in place, unlike in OSU and IMB; none for imported rows."""
+    own = [] if info.get("imported") else [row for row in rows if row.status == "ok" and row.in_place]
+    names = sorted({row.operation for row in own if OPERATIONS[row.operation].default_in_place})
+    if not names:
+        return []
+    return [
+        f"In place: {', '.join(names)}. OSU and IMB use a second buffer, as --in-place out; nccl-tests prints both."
+    ]
+
+
 class Things(NamedTuple):
     """Singular and plural of the noun for counted rows."""
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Record, Row
-from commbench.report.table import columns_of, format_time_us, render_table, warnings_for
+from commbench.report.table import columns_of, format_time_us, render_table, unlike_peers, warnings_for
 
 
 def render(records: list[Record], width: int = 100) -> str:
@@ -240,3 +240,13 @@ def test_an_interval_of_many_powers_of_ten_says_wide() -> None:
     row = Row(time_us=1.0, time_us_ci_low=1e-6, time_us_ci_high=1e6)
     assert "1.00 us [wide]" == format_time_us(row)
     assert "1.00 us [0.50, 2.00]" == format_time_us(dataclasses.replace(row, time_us_ci_low=0.5, time_us_ci_high=2.0))
+
+
+def test_the_difference_from_other_tools_is_stated() -> None:
+    """Name the operations that are in place here alone; nothing out of place, nor for imported rows."""
+    cases = [make_case(operation="all_reduce", in_place=in_place) for in_place in (True, False)]
+    inside, outside = (summarise_run(make_launches(STEADY, case), make_info()) for case in cases)
+    (line,) = unlike_peers(inside, make_info())
+    assert line.startswith("In place: all_reduce. OSU and IMB")
+    assert [] == unlike_peers(outside, make_info())
+    assert [] == unlike_peers(inside, make_info(imported=[{"tool": "OSU", "version": "7.4", "file": "a.txt"}]))
