@@ -54,6 +54,7 @@ NOT_RUN = {
     "installs packages from an index": ("pip install",),
     "needs a cluster that this machine cannot be": ("kubectl ", "qsub ", "--nodes 8", "--nodes=8", "mpirun -n 64"),
     RECIPE: ("--launcher start", "--backend memcpy", "reduce_broadcast", "scaled:scale=4", "--workload linear"),
+    "writes into the start-up file of a shell": ("--install-completion",),
     "writes into the checkout": ("record_traces.py", "docs/generate.py"),
     "is started on each host of a lab": ("host0:29500 benchmarks",),
     "needs an environment for the job: tests/launch/test_slurm.py runs the like": ("sbatch ", "srun python"),
@@ -100,14 +101,18 @@ dist.destroy_process_group()
 
 def texts_of(page: str) -> list[str]:
     """Return the commands of a page: its blocks of shell commands, then its phrases."""
-    blocks = BLOCK.findall(page)
-    texts = [block.strip() for language, block in blocks if language in {"sh", "bash"}]
+    texts = blocks_of(page)
     for phrase in re.findall(r"`([^`\n]+)`", BLOCK.sub("", page)):
         words = phrase.replace("&#124;", "|").partition(" ")[2]
         is_mention = re.fullmatch(r"(?:lab )?[a-z]+", words) and words not in COMPLETE
         if COMMAND.match(phrase) and "..." not in phrase and not (phrase.startswith("commbench ") and is_mention):
             texts.append(phrase)
     return texts
+
+
+def blocks_of(page: str) -> list[str]:
+    """Return a page's blocks of shell commands."""
+    return [block.strip() for language, block in BLOCK.findall(page) if language in {"sh", "bash"}]
 
 
 def commands() -> list[str]:
@@ -137,12 +142,16 @@ def runnable(text: str) -> str:
 
 
 def parameters(texts: list[str]) -> list[object]:
-    """Return each command with the markers for what it needs."""
-    needs = {"slow": SLOW, "lab": LAB, "slurm": SLURM}
+    """Return each command with the markers for what it needs; commands within sentences are slow, too."""
+    blocks = {text for page in PAGES for text in blocks_of(page.read_text(encoding="utf-8"))}
+    needs = {"lab": LAB, "slurm": SLURM}
     return [
         pytest.param(
             text,
-            marks=[getattr(pytest.mark, name) for name, pattern in needs.items() if pattern.search(text)],
+            marks=[
+                *([pytest.mark.slow] if text not in blocks or SLOW.search(text) else []),
+                *(getattr(pytest.mark, name) for name, pattern in needs.items() if pattern.search(text)),
+            ],
             id=" ".join(text.split())[:100],
         )
         for text in texts

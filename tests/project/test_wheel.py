@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import Command
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "benchmarks" / "launch"
@@ -54,12 +53,6 @@ def test_a_shell_completes_commands_and_options(words: str, expected: str) -> No
     program = [sys.executable, "-c", "import sys; sys.argv = ['commbench']; from commbench.cli import main; main()"]
     completed = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert [expected] == completed.stdout.split(), completed.stderr
-
-
-def test_the_completion_can_be_shown(commbench: Command) -> None:
-    """Print the code for a shell."""
-    shown = commbench("--show-completion bash")
-    assert (0, True) == (shown.code, "=complete_bash" in shown.out)
 
 
 def test_the_recipe_of_spack_has_the_dependencies() -> None:
