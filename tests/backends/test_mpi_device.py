@@ -11,7 +11,13 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
 
 BACKENDS = ("mpi-staged", "mpi-cuda")
 #: How the sentences begin, or what they hold, by which MPI on host memory refuses the same cases.
-KNOWN = ("MPI has no avg", "this MPI library has no", "the average of int", "needs at least 2 ranks")
+KNOWN = (
+    "MPI has no avg",
+    "this MPI library has no",
+    "the average of int",
+    "needs at least 2 ranks",
+    "has no persistent operations",
+)
 
 
 @pytest.fixture(scope="module", params=[2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))])

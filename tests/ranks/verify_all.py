@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
-from mpi4py import MPI
 from reporting import report_and_exit
 
 from commbench.backends import connect_control, open_backend
-from commbench.backends.mpi import MpiCommunicator
 from commbench.collectives.cases import Case, Sweep, all_cases
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
@@ -118,16 +116,17 @@ def barrier_findings(communicator: Communicator, control: Control) -> dict[str, 
     return {name: each.verify(control, shared_clock=True).wrong for name, each in barriers.items()}
 
 
-class OldComm(MPI.Intracomm):
-    """A communicator of an MPI before 4.0, where mpi4py raises this error."""
-
-    def Allreduce_init(self, *_: Any) -> NoReturn:  # noqa: N802 - mpi4py's name
-        """Raise, because the library has no such function."""
-        raise NotImplementedError("MPI_Allreduce_init")
-
-
 def old_library_finding(control: Control) -> str:
-    """Return the refusal of persistent requests by a library without them."""
+    """Return the refusal of persistent requests by a library before MPI 4.0, where mpi4py raises this error."""
+    # above, these would start MPI before its report of connections is read
+    from mpi4py import MPI
+
+    from commbench.backends.mpi import MpiCommunicator
+
+    class OldComm(MPI.Intracomm):
+        def Allreduce_init(self, *_: Any) -> NoReturn:  # noqa: N802 - mpi4py's name
+            raise NotImplementedError("MPI_Allreduce_init")
+
     communicator = MpiCommunicator(control, lambda: OldComm(MPI.COMM_WORLD.Dup()))
     case = Case(backend="mpi", operation="all_reduce", message_bytes=8, dtype="float32", redop="sum", persistent=True)
     refusal = prepared_everywhere(replace(case, in_place=True), communicator, control, [])
