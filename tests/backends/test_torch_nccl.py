@@ -32,7 +32,7 @@ def refusal(case: Case, size: int) -> str:
     if case.redop == "avg" and case.dtype and not DTYPES[case.dtype].epsilon:
         return f"the average of {case.dtype} has no exact answer"
     if case.mode == "persistent" or operation.overlaps:
-        return f"torch-nccl has no {'non-blocking' if operation.overlaps else 'persistent operations'}"
+        return f"torch-nccl has no {'persistent operations' if case.mode == 'persistent' else 'non-blocking'}"
     if case.operation in {"all_reduce", "reduce"} and not case.in_place:
         return "torch.distributed reduces in place only"
     if case.operation == "all_to_all" and case.in_place:
