@@ -45,6 +45,7 @@ from commbench.report.prediction import (
     render_break_evens,
     render_collectives,
     render_steps,
+    workload_of,
 )
 from commbench.results import Run, load_run, under_first_env
 from commbench.results.files import refusing
@@ -265,7 +266,7 @@ def check_chart(chart: Path | None) -> None:
     if chart is None:
         return
     if chart.suffix not in CHARTS:
-        raise InputError(f"--chart {chart} is neither {' nor '.join(CHARTS)}; name the file so.")
+        raise InputError(f"--chart {chart} is neither {' nor '.join(CHARTS)}; give a name with one of these ends.")
     if not chart.parent.is_dir():
         raise InputError(f"--chart {chart} cannot be written, because there is no directory {chart.parent}; make it.")
 
@@ -283,7 +284,7 @@ def _draw(forecasts: _Forecasts, chart: Path) -> None:
         reasons = [*(str(row.reason) for row in forecasts.rates), *forecasts.missing]
         why = reasons[0] if reasons else "No training with another hook than none is in these runs."
         raise InputError(f"Nothing can be drawn into {chart}: {why}")
-    trainings = {(row.workload, row.backend, row.batch_per_rank, row.precision, row.trained_on) for row in predicted}
+    trainings = set(map(workload_of, predicted))
     if len(trainings) > 1:
         raise InputError(f"A chart shows one training and {len(trainings)} are in these runs; name one by --workload.")
     drawing = rates_figure(predicted)

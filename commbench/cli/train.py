@@ -27,7 +27,7 @@ from commbench.cli.separator import given_options
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.ddp.plan.cases import COMPILE_MODES, PRECISIONS, TrainingSweep
 from commbench.ddp.traces import load_trace
-from commbench.errors import InputError
+from commbench.errors import InputError, check_choice
 from commbench.hooks.registry import HOOKS, canonical_hook, find_file_hooks
 from commbench.launch.probe import probe_workload
 from commbench.results import Store
@@ -42,7 +42,7 @@ from commbench.tuner.sweep import TrainingPlan
 DEFAULT_WORKLOAD = "mlp"
 DEFAULT_CAPS = "default,5,25,100"
 DEFAULT_HOOKS = "none,fp16,topk:0.01"
-OFF = "off"
+OFF, ALL = "off", "all"
 _SWITCHES = {OFF: (False,), "on": (True,), "both": (False, True)}
 
 Workload = Annotated[
@@ -389,8 +389,10 @@ def _switch(option: str, text: str) -> tuple[bool, ...]:
 
 
 def _compile_modes(text: str) -> tuple[str, ...]:
-    names = (OFF, *COMPILE_MODES) if text.strip() == "all" else split_names(text) or ()
-    return tuple("" if name == OFF else name for name in names)
+    names = split_names(text) or ()
+    for name in names:
+        check_choice("compile mode", name, (OFF, ALL, *COMPILE_MODES))
+    return tuple("" if name == OFF else name for name in ((OFF, *COMPILE_MODES) if ALL in names else names))
 
 
 def short_name(command: str, workload: str) -> str:

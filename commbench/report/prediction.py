@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -25,6 +26,7 @@ from commbench.results.tables import rows_by
 from commbench.units import counted, format_link_rate, format_size, three_digits
 
 AnyTrainingForecast = StepForecast | BreakEvenForecast | BreakEvenRateForecast
+ForecastT = TypeVar("ForecastT", bound=BreakEvenForecast | BreakEvenRateForecast)
 
 
 def unpredicted(rows: Iterable[AnyForecast]) -> list[str]:
@@ -169,8 +171,7 @@ def render_steps(rows: Iterable[StepForecast]) -> list[RenderableType]:
     """Return a table for each workload and rate: each hook's step at its best bucket size, over numbers of ranks."""
     parts: list[RenderableType] = []
     rows = list(rows)
-    for (*_, rate), members in itertools.groupby(rows, _workload_of):
-        group = list(members)
+    for (*_, rate), group in rows_by(rows, lambda row: (*workload_of(row), row.rate)).items():
         if not _any_ok(group):
             continue
         level = "[95 %]" if _has_level_of_steps(group) else "[interval]"
@@ -194,7 +195,7 @@ def _name_of(row: AnyTrainingForecast, rows: Iterable[AnyTrainingForecast]) -> s
     """Return the workload, with the properties that distinguish it from the others."""
     words = [row.backend, f"batch {row.batch_per_rank} a rank", *([] if row.precision == "fp32" else [row.precision])]
     description = f"{row.workload} ({', '.join(words)}"
-    same_workload = {other.trained_on for other in rows if _workload_of(other)[:4] == _workload_of(row)[:4]}
+    same_workload = {other.trained_on for other in rows if workload_of(other)[:4] == workload_of(row)[:4]}
     return f"{description}, trained on {row.trained_on})" if len(same_workload) > 1 else f"{description})"
 
 
@@ -243,38 +244,43 @@ def _step_cells(row: StepForecast) -> tuple[str, ...]:
 
 def render_break_evens(rows: Sequence[BreakEvenForecast]) -> list[RenderableType]:
     """Return the break-even densities as tables: a line for each number of ranks, a column for each link rate."""
-    parts: list[RenderableType] = []
-    for _, members in itertools.groupby(rows, lambda row: _workload_of(row)[:-1]):
-        group = list(members)
-        if not _any_ok(group):
-            continue
-        rates = list(dict.fromkeys(row.rate for row in group))
-        cells = {(row.world_size, row.rate): row for row in group}
-        headings = ("ranks", *(rate or _AS_MEASURED for rate in rates), "fewer bytes below")
-        lines = [
-            (str(ranks), *(_density(cells[ranks, rate]) for rate in rates), f"{1 / ranks:.2g}")
-            for ranks in sorted({row.world_size for row in group})
-        ]
-        table = printed(plain_table(headings, lines, words=1))
-        title = f"\n{_name_of(group[0], rows)}: the density below which top-k is predicted to pay"
-        parts += [Text(title, style="bold"), table, *_uncertainty_notes(group)]
-    return [*parts, *_reasons(rows)]
+    return _break_even_tables(
+        rows,
+        "the density below which top-k is predicted to pay",
+        column_of=lambda row: row.rate or _AS_MEASURED,
+        cell_of=_density,
+        last=("fewer bytes below", lambda ranks: f"{1 / ranks:.2g}"),
+    )
 
 
 def render_break_even_rates(rows: Sequence[BreakEvenRateForecast]) -> list[RenderableType]:
     """Return the break-even link rates as tables: a line for each number of ranks, a column for each hook."""
+    title = "the link rate below which a hook is predicted to pay"
+    return _break_even_tables(rows, title, column_of=lambda row: row.hook, cell_of=_rate)
+
+
+def _break_even_tables(
+    rows: Sequence[ForecastT],
+    title: str,
+    *,
+    column_of: Callable[[ForecastT], str],
+    cell_of: Callable[[ForecastT], str],
+    last: tuple[str, Callable[[int], str]] | None = None,
+) -> list[RenderableType]:
+    """Return a table for each workload; ``last`` is the heading of a last column and its text for a number of ranks."""
     parts: list[RenderableType] = []
-    for _, members in itertools.groupby(rows, lambda row: _workload_of(row)[:-1]):
-        group = list(members)
+    for group in rows_by(rows, workload_of).values():
         if not _any_ok(group):
             continue
-        cells = {(row.world_size, row.hook): row for row in group}
-        hooks = list(dict.fromkeys(row.hook for row in group))
-        ranks = sorted({row.world_size for row in group})
-        lines = [(str(count), *(_rate(cells[count, hook]) for hook in hooks)) for count in ranks]
-        table = printed(plain_table(("ranks", *hooks), lines, words=1))
-        title = f"\n{_name_of(group[0], rows)}: the link rate below which a hook is predicted to pay"
-        parts += [Text(title, style="bold"), table, *_uncertainty_notes(group)]
+        cells = {(row.world_size, column_of(row)): cell_of(row) for row in group}
+        columns = list(dict.fromkeys(map(column_of, group)))
+        headings = ("ranks", *columns, *([last[0]] if last else []))
+        lines = [
+            (str(ranks), *(cells[ranks, column] for column in columns), *([last[1](ranks)] if last else []))
+            for ranks in sorted({row.world_size for row in group})
+        ]
+        table = printed(plain_table(headings, lines, words=1))
+        parts += [Text(f"\n{_name_of(group[0], rows)}: {title}", style="bold"), table, *_uncertainty_notes(group)]
     return [*parts, *_reasons(rows)]
 
 
@@ -348,5 +354,6 @@ def _table_of(row: CollectiveForecast) -> tuple[str, ...]:
     return row.operation, row.backend, row.dtype, row.pattern, row.rate
 
 
-def _workload_of(row: AnyTrainingForecast) -> tuple[str, str, int, str, str, str]:
-    return row.workload, row.backend, row.batch_per_rank, row.precision, row.trained_on, row.rate
+def workload_of(row: AnyTrainingForecast) -> tuple[str, str, int, str, str]:
+    """Return the columns that tell trainings apart."""
+    return row.workload, row.backend, row.batch_per_rank, row.precision, row.trained_on

@@ -282,6 +282,8 @@ def refused(
         ("--batch few", "--batch few is not a list of whole numbers"),
         ("--accumulation 0", "Accumulation 0 was asked for"),
         ("--world-size 0", "World size 0 was asked for"),
+        ("--compile inductor", "Unknown compile mode 'inductor'; choose from off, all, ddp_optimizer"),
+        ("--broadcast-buffers maybe", "--broadcast-buffers maybe is not understood; choose from off, on, both"),
         ("--unused-parameters maybe", "--unused-parameters maybe is not understood; choose from off, on, both"),
         ("--steps 0", "--steps 0 was asked for"),
         ("--threads 0", "--threads 0 was asked for"),

@@ -206,16 +206,23 @@ class CollectiveForecast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepForecast:
-    """A training step with one hook at the best bucket size on one network. None is an empty cell."""
+class TrainingForecast:
+    """The columns that every prediction about a training begins with."""
 
     kind: str = PREDICTED
-    about: str = "step"
+    about: str = ""
     workload: str = ""
     backend: str = ""
     batch_per_rank: int = 0
     precision: str = ""
     trained_on: str = _column("ranks and run", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepForecast(TrainingForecast):
+    """A training step with one hook at the best bucket size on one network. None is an empty cell."""
+
+    about: str = "step"
     hook: str = ""
     world_size: int = 0
     ranks_per_node: int = 1
@@ -245,16 +252,10 @@ class StepForecast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BreakEvenForecast:
+class BreakEvenForecast(TrainingForecast):
     """The density below which top-k beats dense gradients, on one network. None is an empty cell."""
 
-    kind: str = PREDICTED
     about: str = "break_even"
-    workload: str = ""
-    backend: str = ""
-    batch_per_rank: int = 0
-    precision: str = ""
-    trained_on: str = ""
     world_size: int = 0
     ranks_per_node: int = 1
     rate: str = ""
@@ -277,16 +278,10 @@ class BreakEvenForecast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BreakEvenRateForecast:
+class BreakEvenRateForecast(TrainingForecast):
     """The link rate below which a hook beats dense gradients, on one number of ranks. None is an empty cell."""
 
-    kind: str = PREDICTED
     about: str = "break_even_rate"
-    workload: str = ""
-    backend: str = ""
-    batch_per_rank: int = 0
-    precision: str = ""
-    trained_on: str = ""
     hook: str = ""
     world_size: int = 0
     ranks_per_node: int = 1
@@ -299,11 +294,6 @@ class BreakEvenRateForecast:
     network_error: float | None = _column("as of a step, of either side")
     status: str = "ok"
     reason: Reason | None = None
-
-    @property
-    def rate(self) -> str:
-        """The link rate of the prediction: none, because it is what is predicted."""
-        return ""
 
     @property
     def subject(self) -> str:

@@ -34,8 +34,8 @@ def rates_figure(rows: Sequence[BreakEvenRateForecast]) -> Drawing:
     predicted = [row for row in rows if row.status == "ok"]
     by_hook = rows_by(predicted, lambda row: row.hook)
     first = predicted[0]
-    never = [hook for hook, members in by_hook.items() if not any(row.rate_bps for row in members)]
-    always = [hook for hook, members in by_hook.items() if any(row.rate_bps == FASTEST_BPS for row in members)]
+    never_faster = [hook for hook, members in by_hook.items() if not any(row.rate_bps for row in members)]
+    always_faster = [hook for hook, members in by_hook.items() if any(row.rate_bps == FASTEST_BPS for row in members)]
     return Drawing(
         paint=lambda figure: _paint(figure, by_hook),
         name=slug("break-even-rates", first.workload),
@@ -45,8 +45,8 @@ def rates_figure(rows: Sequence[BreakEvenRateForecast]) -> Drawing:
             "Predicted, not measured. Below its line a hook's step is shorter than the one with dense FP32 gradients, "
             "each at its best bucket size; the band is the 95 % interval.",
             f"From {first.trained_on}; the local cost of a hook is as measured there.",
-            f"{', '.join(never)}: faster at no rate." if never else "",
-            f"{', '.join(always)}: faster at any rate where the line ends at the top." if always else "",
+            f"{', '.join(never_faster)}: faster at no rate." if never_faster else "",
+            f"{', '.join(always_faster)}: faster at any rate where the line ends at the top." if always_faster else "",
         ),
         alt="Predicted break-even link rates over ranks: " + "; ".join(_alt(*each) for each in by_hook.items()),
         height_in=_HEIGHT_IN + legend_height_in(list(by_hook)),
