@@ -331,9 +331,8 @@ def unlike_peers(rows: Iterable[Row], info: RunInfo) -> list[str]:
     names = sorted({row.operation for row in own if OPERATIONS[row.operation].default_in_place})
     if not names:
         return []
-    return [
-        f"In place: {', '.join(names)}. OSU and IMB use a second buffer, as --in-place out; nccl-tests prints both."
-    ]
+    others = "OSU and IMB use a second buffer, as --in-place out does over MPI; nccl-tests prints both"
+    return [f"In place: {', '.join(names)}. {others}."]
 
 
 class Things(NamedTuple):
