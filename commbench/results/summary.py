@@ -412,7 +412,8 @@ def _interval(timed: Sequence[Record]) -> stats.Interval | None:
 
     Launches of several visits are close to normally distributed on a logarithmic scale, as each is a median over
     visits: the interval is Student's, which holds whether launches or visits differ more. Other launches may have two
-    modes, so that their interval assumes no distribution.
+    modes, so that their interval assumes no distribution. The interval includes the time of the row, whose median over
+    visits may lie outside the interval of the repetitions.
     """
     visits = [visit_times(record) for record in timed]
     has_visits = min(map(len, visits)) >= FEWEST_VISITS
@@ -421,7 +422,8 @@ def _interval(timed: Sequence[Record]) -> stats.Interval | None:
         return stats.student_interval(medians) if has_visits else stats.launch_interval(medians)
     if has_visits:
         return stats.student_interval([stats.median(visit) for visit in visits[0]])
-    return None if timed[0].stated else stats.median_interval(timed[0].times_us)
+    interval = None if timed[0].stated else stats.median_interval(timed[0].times_us)
+    return interval and interval.including(launch_value(timed[0]))
 
 
 def _osu_bytes(row: Row) -> int | None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 from typing import TypeAlias
@@ -34,6 +34,10 @@ class Interval:
     def half_width(self) -> float:
         """Half of the interval's width, in the unit of its bounds."""
         return (self.high - self.low) / 2
+
+    def including(self, estimate: float) -> "Interval":
+        """Return the interval with its nearer end moved to ``estimate`` where that lies outside; it covers no less."""
+        return replace(self, low=min(self.low, estimate), high=max(self.high, estimate))
 
 
 @lru_cache(maxsize=4096)
@@ -92,7 +96,11 @@ def launch_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval |
 
 
 def student_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval | None:
-    """Return Student's interval on the logarithms of two values or more; None if one is not above 0."""
+    """Return Student's interval on the logarithms of two values or more; None if one is not above 0.
+
+    It is centred on the geometric mean. It always includes the median, which is the estimate: of skewed values, the
+    median may lie outside Student's ends.
+    """
     n = len(medians)
     values = np.asarray(medians, dtype=float)
     if values.min() <= 0:
@@ -100,7 +108,8 @@ def student_interval(medians: Values, level: float = DEFAULT_LEVEL) -> Interval 
     logs = np.log(values)
     t = STUDENT_T_975[n] if level == DEFAULT_LEVEL and n in STUDENT_T_975 else round(student_t(level, n - 1), 3)
     centre, half_width = float(logs.mean()), t * float(logs.std(ddof=1)) / math.sqrt(n)
-    return Interval(low=math.exp(centre - half_width), high=math.exp(centre + half_width), level=level)
+    ends = Interval(low=math.exp(centre - half_width), high=math.exp(centre + half_width), level=level)
+    return ends.including(median(values))
 
 
 def launch_intervals(medians: Floats) -> tuple[Floats, Floats]:

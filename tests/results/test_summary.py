@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import KIB, MIB, STEADY, make_case, make_info, make_launches, make_record, summarise_run
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from commbench import stats
@@ -47,6 +47,16 @@ def test_interval_is_over_launches() -> None:
     expected = stats.launch_interval(launch_medians(make_launches(STEADY)))
     assert (expected.low, expected.high) == (row.time_us_ci_low, row.time_us_ci_high)
     assert set() == flags_of(row)
+
+
+@given(st.lists(st.lists(st.floats(0.1, 10.0), min_size=6, max_size=9), min_size=1, max_size=12))
+@example([[1.0] * 9, [1.0] * 3 + [5.0] * 3, [5.0] * 6])  # the median over visits is above the repetitions' interval
+@example([[1.0] * 6] * 8 + [[0.1] * 6] * 4)  # of skewed visits the median is above Student's interval
+def test_the_interval_of_one_launch_includes_its_time(visits: list[list[float]]) -> None:
+    """Include the median over visits, whether the interval is over visits or over repetitions."""
+    times_us = [time for visit in visits for time in visit]
+    row = summarise_one([make_record(times_us=times_us, visit_lengths=[len(visit) for visit in visits])])
+    assert row.time_us_ci_low <= row.time_us <= row.time_us_ci_high
 
 
 def test_one_launch_falls_back_to_its_repetitions() -> None:
