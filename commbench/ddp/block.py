@@ -22,10 +22,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
+from commbench.ddp.buckets import bucket_bytes, bucket_parameters
 from commbench.ddp.devices import Device
 from commbench.ddp.local_step import default_optimizer
 from commbench.ddp.plan.cases import COMPILE_MODES, TrainingCase
-from commbench.ddp.plan.layout import caps_bytes, first_layout
 from commbench.ddp.plan.workload import Workload
 from commbench.ddp.step_times import StepLog, StepMarks
 from commbench.engine.energy import EnergyMeter, Readings
@@ -273,6 +273,7 @@ class Training:
         error = self._gradient_error() if context.deep and case.uses_ddp else None
         if context.deep and case.uses_ddp and self.hook is None and case.compile != "python_reducer":
             watched = self._watch()
+        contents = self._bucket_parameters()
         return BlockSamples(
             times=times,
             losses=[float(loss) for loss in self.losses] if case.uses_ddp and context.workload.steps else [],
@@ -280,10 +281,8 @@ class Training:
             watched=watched,
             sent_bytes=sent_bytes,
             expected_bytes=self._expected_bytes(),
-            bucket_bytes=_integers(
-                self._logged("bucket_sizes" if case.keeps_first_buckets else "rebuilt_bucket_sizes")
-            ),
-            bucket_tensors=[len(indices) for indices in self._bucket_parameters()],
+            bucket_bytes=bucket_bytes(self.model) if contents else [],
+            bucket_tensors=[len(indices) for indices in contents],
             digest=digest,
             skipped=skipped,
             grad_rel_error=error,
@@ -398,20 +397,9 @@ class Training:
         return float(step_bytes + buffers * (ranks - 1) / ranks)
 
     def _bucket_parameters(self) -> list[list[int]]:
-        """Return the indices of each bucket's parameters among the trainable ones."""
-        if self.case.keeps_first_buckets:  # DDP logs the indices of rebuilt buckets only
-            columns = ((p.numel(), p.element_size(), p.dtype) for p in self._trained())
-            numels, itemsizes, dtypes = zip(*columns, strict=True)
-            layout = first_layout(numels, itemsizes, dtypes, caps_bytes(self.case.bucket_cap_mb))
-            return [list(bucket) for bucket in layout]
-        logged = self._logged("rebuilt_per_bucket_param_indices")
-        return [_integers(bucket.replace(" ", ",")) for bucket in logged.split(", ")] if logged else []
-
-    def _logged(self, name: str) -> str:
-        """Return DDP's log entry about its buckets, in the order of sending; empty without DDP."""
-        if not self.case.uses_ddp or self.case.compile == "python_reducer":  # that reducer has no buckets
-            return ""
-        return str(self.model._get_ddp_logging_data().get(name, ""))  # noqa: SLF001 - the only way
+        """Return the indices of each bucket's parameters; empty without buckets: without DDP, or by another reducer."""
+        has_buckets = self.case.uses_ddp and self.case.compile != "python_reducer"
+        return bucket_parameters(self.model, self.case) if has_buckets else []
 
     def _watch(self) -> list[list[BucketTimes]]:
         """Return the bucket times of more steps with the pass-through hook, which DDP accepts at any time."""
@@ -512,10 +500,6 @@ def _digest(model: torch.nn.Module) -> int:
         data = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         value = zlib.crc32(data, value)
     return value
-
-
-def _integers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",") if number.strip()]
 
 
 def _difference(before: int | None, after: int | None, steps: int) -> float | None:

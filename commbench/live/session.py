@@ -21,6 +21,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
+from commbench.ddp.buckets import bucket_bytes
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.engine.control import gather_everywhere
 from commbench.hooks.base import StateDict
@@ -244,7 +245,7 @@ class LiveTuning:
         """Gather the times of each step and of the gap behind it on rank 0, which gives them to the director."""
         if not self._steps:
             return
-        buckets = _bucket_bytes(self._model)
+        buckets = bucket_bytes(self._model)
         if self._parts is not None:
             times = self._parts.times(self._steps, len(buckets))
         else:
@@ -341,10 +342,3 @@ def step_times(steps: Sequence[Step]) -> NDArray[np.float64]:
         gap_ns = 0 if step.updated_ns is None else following.host_ns - step.updated_ns
         times[row] = elapsed_ms(step.begun, following.begun), gap_ns / 1e6
     return times
-
-
-def _bucket_bytes(ddp_model: DistributedDataParallel) -> list[int]:
-    """Return the sizes of the buckets in use, in the order of sending."""
-    logged = ddp_model._get_ddp_logging_data()  # noqa: SLF001 - the only way
-    sizes = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or "")
-    return [int(size) for size in sizes.split(",") if size.strip()]

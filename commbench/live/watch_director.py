@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
+from commbench.ddp.buckets import bucket_parameters
 from commbench.ddp.merging import bucket_medians
 from commbench.ddp.plan.cases import TrainingCase
 from commbench.live.director import BaseDirector
@@ -98,7 +99,7 @@ class WatchDirector(BaseDirector):
 
     def _keep_buckets(self, timed: NDArray[np.float64], sizes: Sequence[int]) -> None:
         """Enter the times of buckets, (ranks, steps, columns and stamps)."""
-        tensors = self._tensors()
+        tensors = [len(bucket) for bucket in bucket_parameters(self._model, self._record.case)]
         stamps = timed[:, :, COLUMNS:].reshape(*timed.shape[:2], -1, STAMPS).swapaxes(0, 1)
         stamps = stamps[np.isfinite(stamps).all(axis=(1, 2, 3))]
         if not len(stamps) or len(tensors) != len(sizes):
@@ -106,11 +107,6 @@ class WatchDirector(BaseDirector):
             return
         medians = bucket_medians(stamps, list(zip(sizes, tensors, strict=True)))
         self._record = dataclasses.replace(self._record, **medians._asdict())
-
-    def _tensors(self) -> list[int]:
-        """Return the number of parameters in each bucket."""
-        logged = str(self._model._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", ""))  # noqa: SLF001 - the only way
-        return [len(bucket.split()) for bucket in logged.split(",") if bucket.strip()]
 
     def next_instruction(self, step: int) -> Instruction:
         """Return the next block, the block of buckets, or the end."""

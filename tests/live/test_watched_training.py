@@ -16,7 +16,7 @@ from commbench.results import load_run
 pytest.importorskip("torch")
 
 #: Ways to write a training loop, see `live_training`.
-WAYS = cases(["plain", "accumulation", "own_hook", "late"], ["views", "unused", "zeroed_late", "scaler", "evaluation"])
+WAYS = cases(["plain", "accumulation", "own_hook", "late", "unused"], ["views", "zeroed_late", "scaler", "evaluation"])
 #: An unmodified training of 60 steps on two ranks.
 SCRIPT = """
 import torch, torch.distributed as dist
