@@ -33,6 +33,7 @@ def make_record(case: Case | None = None, *, launch: int = 0, time_us: float = 1
     timed = {
         "times_us": [time_us * (1 + 0.01 * (step - 19.5) / 19.5) for step in range(40)],
         "rank_mean_us": [0.9 * time_us] * 40,
+        "rank_average_us": [0.8 * time_us, time_us],
         "skew_us": [0.1 * time_us] * 40,
         "wrong": 0,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from commbench.cli.bisect import as_search, parse_bisect
 from commbench.cli.conduct import Place, Task, carry_out
 from commbench.cli.options import (
     Algorithm,
+    AsTool,
     Backend,
     BudgetName,
     BufferKinds,
@@ -54,8 +55,10 @@ from commbench.cli.request import (
 )
 from commbench.cli.train import backend_at, default_sweep, join_training, permission_of, plan_training
 from commbench.collectives.backends import TRAINING_BACKENDS
+from commbench.collectives.cases import Case
 from commbench.collectives.suites import Suite, load_suite
-from commbench.errors import InputError
+from commbench.errors import InputError, find_entry
+from commbench.interop.conventions import CONVENTIONS
 from commbench.results.plan import single_stage
 from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, Budget
 
@@ -175,6 +178,7 @@ def run(
             "--racks", metavar="FILE", help="Rack or switch of each host for --bisect: a file of lines HOST RACK."
         ),
     ] = None,
+    as_tool: AsTool = None,
     budget: BudgetName = "quick",
     launches: Launches = None,
     visits: Visits = None,
@@ -207,8 +211,14 @@ def run(
         "env": env,
     }
     settings = replace(settings, style=output_format)
-    full_suite = _override(load_suite(suite), axes)
     run_budget = find_budget(BUDGETS, budget, launches=launches, visits=visits, energy_s=energy)
+    if as_tool is not None:
+        others = {"--visits": visits, "--like": like, "--bisect": bisect, "--world-sizes": world_sizes}
+        if clash := next((option for option, value in others.items() if value is not None), None):
+            raise InputError(f"--as {as_tool} and {clash} were both given; leave one of them out.")
+        settings = replace(settings, style=as_tool if output_format == "table" else output_format)
+        return _run_as(as_tool, axes, settings, run_budget)
+    full_suite = _override(load_suite(suite), axes)
     plan = plan_suite(full_suite, settings, run_budget, like, is_named=axes["backends"] is not None)
     if bisect is None and racks is not None:
         raise InputError(f"--racks {racks} is of --bisect; add it, or leave the file out.")
@@ -218,6 +228,23 @@ def run(
         return as_search(plan(place), terms, place) if terms else plan(place)
 
     return carry_out(settings, search, lambda: ranks_by_gpus(full_suite.backends))
+
+
+def _run_as(tool: str, axes: Mapping[str, Any], settings: Settings, budget: Budget) -> int:
+    """Measure as another tool does; the tool names its backend."""
+    convention = find_entry("tool", tool, CONVENTIONS)
+    given = {axis: value for axis, value in axes.items() if value is not None}
+    backends: Sequence[str] = given.get("backends", (convention.backend,))
+
+    def plan(place: Place) -> Task:
+        suite = convention.suite(given, place.ranks)
+        task = plan_suite(suite, settings, budget, None, is_named=True)(place)
+        (request,) = task.requests
+        cases = [case for case in request.cases if isinstance(case, Case)]
+        request = replace(request, fixed=convention.fixed(cases, place.ranks))
+        return replace(task, requests=(request,), stages=single_stage(request), identity={"as": tool})
+
+    return carry_out(settings, plan, lambda: ranks_by_gpus(backends))
 
 
 def _override(suite: Suite, axes: Mapping[str, object]) -> Suite:

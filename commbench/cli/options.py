@@ -17,6 +17,7 @@ from commbench.collectives.cases import BUFFERS, IN_PLACE, LOOPS, MODES, SYNCS
 from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS, REDOPS
 from commbench.collectives.patterns import PATTERNS
+from commbench.interop.conventions import CONVENTIONS
 from commbench.launch.launchers import LAUNCHERS
 from commbench.launch.launchers.base import BINDINGS
 from commbench.report.text_formats import STYLES
@@ -165,6 +166,16 @@ BufferKinds = Annotated[
         help=f"Message buffers: {join_names(BUFFERS)}. hot (default): the same buffers in each repetition; rotated: "
         "buffers take turns and together exceed the last-level cache (GPU: L2); registered and symmetric: memory that "
         "NCCL knows beforehand (torch-nccl).",
+    ),
+]
+AsTool = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="TOOL",
+        help=f"Measure as another tool does, and print its text: {join_names(CONVENTIONS)}. The tool decides on sizes "
+        "and how they are counted, element type, in or out of place, how operations follow each other, warm-up and "
+        "repetitions; an option that is given replaces that part. all_reduce by default.",
     ),
 ]
 Ranks = Annotated[

@@ -82,7 +82,8 @@ def _print_conclusion(run_: Run, console: Console) -> None:
 
 def _texts(run_: Run, style: str) -> list[str]:
     """Return the tables of each kind as text that ends in a newline."""
-    collectives = [render(run_.rows, style)] if run_.records or not run_.training_records else []
+    means = "as" in run_.info.get("plan", {})
+    collectives = [render(run_.rows, style, means=means)] if run_.records or not run_.training_records else []
     if not run_.training_records:
         return collectives
     if style == "csv":

@@ -97,6 +97,8 @@ class GroupTimes:
     """Last minus first arrival of each repetition; empty if ranks share no clock."""
     rank_median_us: Sequence[float] = ()
     """Each rank's median time."""
+    rank_average_us: Sequence[float] = ()
+    """Each rank's mean time."""
     rank_arrival_us: Sequence[float] = ()
     """Each rank's median arrival after the first."""
     rank_slowest: Sequence[int] = ()
@@ -225,6 +227,8 @@ class Record:
     """Last minus first arrival of each repetition; empty if ranks share no clock."""
     rank_median_us: Sequence[float] = ()
     """Each participating rank's median time."""
+    rank_average_us: Sequence[float] = ()
+    """Each participating rank's mean time; empty in older files."""
     rank_arrival_us: Sequence[float] = ()
     """Each participating rank's median arrival after the first."""
     rank_slowest: Sequence[int] = ()
@@ -469,6 +473,11 @@ class Row:
     time_us_p75: float | None = column("median over launches of the launch's quartile")
     time_us_p95: float | None = column("median over launches of the launch's p95")
     time_us_rank_mean: float | None = column("time_us with the mean over ranks, nccl-tests' default")
+    time_us_mean: float | None = column(
+        "median over launches of the mean over repetitions and ranks, as nccl-tests, OSU and IMB (t_avg) state it"
+    )
+    time_us_mean_low: float | None = column("the same of the fastest rank, IMB's t_min; empty in older runs")
+    time_us_mean_high: float | None = column("and of the slowest rank, IMB's t_max")
     skew_us: float | None = column("median of last minus first arrival")
     algbw_GBps: float | None = column("message_bytes over time_us, GB = 1e9 bytes")  # noqa: N815 - a unit
     busbw_GBps: float | None = column("algbw times nccl-tests' factor")  # noqa: N815 - a unit

@@ -80,6 +80,7 @@ class Samples:
             "times_us": self.slowest_us(per),
             "rank_mean_us": _us(lasting.mean(axis=0), per),
             "rank_median_us": _us(np.median(lasting, axis=1), per),
+            "rank_average_us": _us(lasting.mean(axis=1), per),
             "rank_slowest": np.bincount(self._last(), minlength=len(self._participants)).tolist(),
         }
         if self._comparable and is_close(self._clock_error_ns, float(np.median(self._slowest_ns()))):

@@ -113,7 +113,7 @@ class Sampler:
         """Prepare for the repetitions of a visit, which has its share of the time slice; a later one is warmed up."""
         self._rule = visit_rule(self.rule, settings)
         self._spanned_ns = 0
-        self._least_span_s = SPAN_S if settings.visits == 1 else 0.0 if settings.repetitions else PILOT_S
+        self._least_span_s = 0.0 if settings.repetitions else SPAN_S if settings.visits == 1 else PILOT_S
         if is_first:
             self._share_s = (self.slice_s - self._elapsed()) / settings.visits
         else:

@@ -34,7 +34,8 @@ DISTURBED_SHARE = 0.25
 _JUDGED = frozenset({"bimodal", "unsteady", "late"})
 
 #: Fields with a value for each repetition, and with one for each rank.
-_LISTS, _MEDIANS = ("times_us", "rank_mean_us", "skew_us"), ("rank_median_us", "rank_arrival_us")
+_LISTS = ("times_us", "rank_mean_us", "skew_us")
+_BY_RANK = ("rank_median_us", "rank_average_us", "rank_arrival_us")
 
 TimesT = TypeVar("TimesT", bound=Record | GroupTimes)
 
@@ -52,8 +53,8 @@ def pilot_visits(most: int, *, left_s: float, operation_s: float) -> int:
 
 
 def visit_rule(rule: StoppingRule, settings: FixedSettings) -> StoppingRule:
-    """Return the stopping rule of each visit; a single visit has to be precise by itself."""
-    if settings.visits <= 1:
+    """Return the stopping rule of each visit; a single visit of no fixed length has to be precise by itself."""
+    if settings.visits <= 1 and not settings.repetitions:
         return rule
     repetitions = settings.repetitions or -(-rule.minimum // settings.visits)
     repetitions = max(FEWEST_REPETITIONS, repetitions)
@@ -154,15 +155,15 @@ def are_many_late(late: int, valid: int) -> bool:
 
 
 def _join_times(times: TimesT, more: TimesT, lengths: Sequence[int]) -> TimesT:
-    """Return the times of two stretches of the same ranks; medians by rank are averaged over repetitions.
+    """Return the times of two stretches of the same ranks; values by rank are averaged over repetitions.
 
     ``lengths``: the repetitions of each stretch.
     """
     joined: dict[str, Any] = {name: [*getattr(times, name), *getattr(more, name)] for name in _LISTS}
-    for medians in _MEDIANS:
-        first, second = (np.asarray(getattr(part, medians), dtype=float) for part in (times, more))
+    for by_rank in _BY_RANK:
+        first, second = (np.asarray(getattr(part, by_rank), dtype=float) for part in (times, more))
         if len(first) == len(second):
-            joined[medians] = np.round((first * lengths[0] + second * lengths[1]) / max(1, sum(lengths)), 4).tolist()
+            joined[by_rank] = np.round((first * lengths[0] + second * lengths[1]) / max(1, sum(lengths)), 4).tolist()
     joined["rank_slowest"] = [a + b for a, b in zip(times.rank_slowest, more.rank_slowest, strict=True)]
     return replace(times, **joined)
 

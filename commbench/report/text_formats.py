@@ -1,36 +1,40 @@
-"""Rows in the text formats of nccl-tests and OSU, so that their parsers can read commbench."""
+"""Rows in the text formats of nccl-tests, OSU and IMB, so that their parsers can read commbench."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from commbench.collectives.datatypes import DTYPES
-from commbench.collectives.operations import OPERATIONS
+from commbench.collectives.operations import OPERATIONS, Operation
 from commbench.collectives.patterns import makes_groups
 from commbench.engine.records import Row
 from commbench.errors import check_choice
-from commbench.interop.imports.reading import PRINTED_BY_COMMBENCH
+from commbench.interop.imports.reading import MEANS_PRINTED, PRINTED_BY_COMMBENCH
+from commbench.report.formats import launches_of
 from commbench.report.table import columns_of
 from commbench.results.tables import csv_text, one_line, rows_by
 
-OSU_VERSION = "v7.4"
+OSU_VERSION, IMB_VERSION = "v7.4", "2021.11"
 _SIZE_WIDTH, _VALUE_WIDTH = 10, 18
 
 Key = tuple[object, ...]
 
 
-def render(rows: Sequence[Row], style: str) -> str:
+def render(rows: Sequence[Row], style: str, *, means: bool = False) -> str:
     """Return the rows as text that ends in a newline.
 
     Args:
         rows: the rows of a run, in print order.
-        style: ``nccl-tests`` (one block for each backend and operation), ``osu`` (one block for each test) or ``csv``
-            (as ``collectives.csv``).
+        style: ``nccl-tests`` (one block for each backend and operation), ``osu`` or ``imb`` (one block for each test),
+            or ``csv`` (as ``collectives.csv``).
+        means: whether to print means over repetitions and ranks, as those tools do, instead of commbench's time in
+            nccl-tests' format and the median of the mean over ranks in OSU's; IMB's format always has means.
 
     Raises:
         InputError: the style is unknown.
     """
     check_choice("format", style, STYLES)
-    return STYLES[style](rows)
+    return STYLES[style](rows, means)
 
 
 def _blocks(rows: Iterable[Row], block: Callable[[Row], Key], unique: Callable[[Row], Key]) -> Iterator[list[Row]]:
@@ -53,6 +57,22 @@ def _missing(rows: Iterable[Row]) -> Iterator[str]:
                 f"# {row.backend} {row.operation}{size} {row.dtype or ''}".rstrip()
                 + f": {row.status}: {one_line(row.reason)}"
             )
+
+
+def _with_means(row: Row) -> Row:
+    """Return a row whose time and rates are of the mean over repetitions and ranks; a row without it as it is."""
+    mean_us = row.time_us_mean
+    if not mean_us or not row.time_us:
+        return row
+    share = mean_us / row.time_us
+    algbw, busbw = (None if rate is None else rate / share for rate in (row.algbw_GBps, row.busbw_GBps))
+    return replace(row, time_us=mean_us, time_us_rank_mean=mean_us, algbw_GBps=algbw, busbw_GBps=busbw)
+
+
+def _meaning(rows: Iterable[Row]) -> str:
+    """Return what means are, for the line that marks the text as commbench's."""
+    launches = launches_of(row.launches for row in rows)
+    return MEANS_PRINTED + (f", median of {launches}" if launches not in {"", "1 launch"} else "")
 
 
 def _setting(row: Row) -> str:
@@ -78,7 +98,8 @@ def _setting(row: Row) -> str:
 # --------------------------------------------------------------------------------------------------- nccl-tests
 
 
-def _nccl_tests(rows: Sequence[Row]) -> str:
+def _nccl_tests(rows: Sequence[Row], means: bool) -> str:
+    rows = [_with_means(row) for row in rows] if means else rows
     blocks = _blocks(
         (row for row in rows if OPERATIONS[row.operation].moves_data),
         lambda row: (row.operation, row.pattern, _group_of(row)),
@@ -86,12 +107,13 @@ def _nccl_tests(rows: Sequence[Row]) -> str:
     )
     skipped = sorted({row.operation for row in rows if not OPERATIONS[row.operation].moves_data})
     notes = [f"# {name} moves no data and has no place in this format" for name in skipped]
-    return "\n".join([line for block in blocks for line in _nccl_block(block)] + notes) + "\n"
+    return "\n".join([line for block in blocks for line in _nccl_block(block, means=means)] + notes) + "\n"
 
 
-def _nccl_block(rows: Sequence[Row]) -> Iterator[str]:
+def _nccl_block(rows: Sequence[Row], *, means: bool) -> Iterator[str]:
     program = OPERATIONS[rows[0].operation].nccl_program
-    yield f"# {PRINTED_BY_COMMBENCH} nccl-tests; time is the median of the slowest rank"
+    meaning = _meaning(rows) if means else "time is the median of the slowest rank"
+    yield f"# {PRINTED_BY_COMMBENCH} nccl-tests; {meaning}"
     yield f"# Collective test starting: {program}"
     yield f"# {_setting(rows[0])}"
     yield from _NCCL_HEADER
@@ -165,7 +187,8 @@ def _fitted(value: float | None, width: int) -> str:
 # ---------------------------------------------------------------------------------------------------------- OSU
 
 
-def _osu(rows: Sequence[Row]) -> str:
+def _osu(rows: Sequence[Row], means: bool) -> str:
+    rows = [_with_means(row) for row in rows] if means else rows
     blocks = _blocks(
         (row for row in rows if OPERATIONS[row.operation].names.osu),
         lambda row: (row.operation, row.pattern, _group_of(row), row.dtype, row.redop, row.in_place, row.root),
@@ -173,25 +196,17 @@ def _osu(rows: Sequence[Row]) -> str:
     )
     skipped = sorted({row.operation for row in rows if not OPERATIONS[row.operation].names.osu})
     notes = [f"# OSU has no test like {name}; it is left out" for name in skipped]
-    return "\n".join([line for block in blocks for line in _osu_block(block)] + notes) + "\n"
+    return "\n".join([line for block in blocks for line in _osu_block(block, means=means)] + notes) + "\n"
 
 
-def _osu_block(rows: Sequence[Row]) -> Iterator[str]:
+def _osu_block(rows: Sequence[Row], *, means: bool) -> Iterator[str]:
     first = rows[0]
     library = first.backend.upper()
     unit = "Bandwidth (MB/s)" if OPERATIONS[first.operation].windowed else "Avg Latency(us)"
-    choices = [
-        word
-        for word in (
-            first.redop and f"redop {first.redop}",
-            first.in_place and "in place",
-            first.root and f"root {first.root}",
-        )
-        if word
-    ]
     yield f"# OSU {library} {OPERATIONS[first.operation].names.osu} {OSU_VERSION}"
-    yield f"# {PRINTED_BY_COMMBENCH} OSU Micro-Benchmarks; latency is the median of the mean over ranks"
-    yield f"# {', '.join([_setting(first), *map(str, choices)])}"
+    meaning = _meaning(rows) if means else "latency is the median of the mean over ranks"
+    yield f"# {PRINTED_BY_COMMBENCH} OSU Micro-Benchmarks; {meaning}"
+    yield f"# {_setting(first)}{_choices(first)}"
     if first.dtype is not None:
         yield f"# Datatype: {DTYPES[first.dtype].mpi_name or first.dtype}."
         yield f"{'# Size':<{_SIZE_WIDTH}}{unit:>{_VALUE_WIDTH}}"
@@ -200,6 +215,16 @@ def _osu_block(rows: Sequence[Row]) -> Iterator[str]:
     yield from (line for row in rows for line in _osu_line(row))
     yield from _missing(rows)
     yield ""
+
+
+def _choices(row: Row) -> str:
+    """Return what a test of OSU or IMB has once, as words that follow the setting."""
+    choices = (
+        row.redop and f"redop {row.redop}",
+        row.in_place and "in place",
+        row.root and f"root {row.root}",
+    )
+    return "".join(f", {choice}" for choice in choices if choice)
 
 
 def _osu_line(row: Row) -> Iterator[str]:
@@ -216,6 +241,75 @@ def _osu_line(row: Row) -> Iterator[str]:
         yield f"{row.osu_bytes:<{_SIZE_WIDTH}d}{value:{_VALUE_WIDTH}.2f}"
 
 
+# ---------------------------------------------------------------------------------------------------------- IMB
+
+
+def _imb(rows: Sequence[Row], _: bool) -> str:
+    with_test = [row for row in rows if OPERATIONS[row.operation].names.imb]
+    blocks = _blocks(
+        with_test,
+        lambda row: (row.operation, row.pattern, _group_of(row), row.dtype, row.redop, row.in_place, row.root),
+        lambda row: (row.message_bytes,),
+    )
+    skipped = sorted({row.operation for row in rows} - {row.operation for row in with_test})
+    notes = [f"# IMB has no benchmark like {name}; it is left out" for name in skipped]
+    lines = [line for block in blocks for line in _imb_block(block)]
+    head = [f"#    Intel(R) MPI Benchmarks {IMB_VERSION}, MPI-1 part"] if lines else []
+    end = ["# All processes entering MPI_Finalize"] if lines else []
+    return "\n".join([*head, *lines, *notes, *end]) + "\n"
+
+
+def _imb_block(rows: Sequence[Row]) -> Iterator[str]:
+    first, rule = rows[0], "#" + 65 * "-"
+    operation = OPERATIONS[first.operation]
+    dtype = DTYPES[first.dtype].mpi_name or first.dtype if first.dtype else ""
+    yield f"# {PRINTED_BY_COMMBENCH} the Intel MPI Benchmarks; {_meaning(rows)}"
+    if operation.reduces:
+        yield f"# MPI_Datatype for reductions    :   {dtype}"
+        yield f"# MPI_Op                         :   MPI_{(first.redop or 'sum').upper()}"
+    elif dtype:
+        yield f"# MPI_Datatype                   :   {dtype}"
+    yield rule
+    yield f"# Benchmarking {operation.names.imb}"
+    yield f"# #processes = {first.group_size or first.world_size}"
+    yield f"# {_setting(first)}{_choices(first)}"
+    yield rule
+    yield "".join(f"{heading:>13}" for heading in _imb_headings(operation))
+    for row in rows:
+        yield from _imb_line(row, operation)
+    yield from _missing(rows)
+    yield ""
+
+
+def _imb_headings(operation: Operation) -> list[str]:
+    sizes = ["#bytes", "#repetitions"] if operation.moves_data else ["#repetitions"]
+    if operation.is_round_trip:
+        return [*sizes, "t[usec]", "Mbytes/sec"]
+    rate = ["Mbytes/sec"] if operation.kind == "ring" else []
+    return [*sizes, "t_min[usec]", "t_max[usec]", "t_avg[usec]", *rate]
+
+
+def _imb_line(row: Row, operation: Operation) -> Iterator[str]:
+    """Yield one size; empty for a row without a value (MB = 1e6 bytes, of the slowest rank's time)."""
+    mean_us = row.time_us if row.time_us_mean is None else row.time_us_mean
+    if mean_us is None or row.status == "wrong":
+        return
+    low_us = mean_us if row.time_us_mean_low is None else row.time_us_mean_low
+    high_us = mean_us if row.time_us_mean_high is None else row.time_us_mean_high
+    sizes = [row.osu_bytes or 0] if operation.moves_data else []
+    counts = [*sizes, round((row.repetitions or 0) * (row.batch or 1) / max(1, row.launches or 1))]
+    times = [mean_us] if operation.is_round_trip else [low_us, high_us, mean_us]
+    ways = 2 if operation.kind == "ring" else 1  # IMB counts what a rank sends and receives
+    rates = [ways * (row.message_bytes or 0) / (mean_us if operation.is_round_trip else high_us)]
+    values = [*times, *(rates if "Mbytes/sec" in _imb_headings(operation) else [])]
+    yield "".join([*(f"{count:>13}" for count in counts), *(f"{value:>13.2f}" for value in values)])
+
+
 # -------------------------------------------------------------------------------------------------------------
 
-STYLES: dict[str, Callable[[Sequence[Row]], str]] = {"nccl-tests": _nccl_tests, "osu": _osu, "csv": csv_text}
+STYLES: dict[str, Callable[[Sequence[Row], bool], str]] = {
+    "nccl-tests": _nccl_tests,
+    "osu": _osu,
+    "imb": _imb,
+    "csv": lambda rows, _: csv_text(rows),
+}

@@ -140,10 +140,11 @@ def _within(record: Record, visits: Sequence[bool]) -> list[Record]:
 
 
 def _times_within(times: TimesT, repetitions: Sequence[bool]) -> TimesT:
-    """Return the times of some repetitions; an empty list stays empty."""
+    """Return the times of some repetitions; an empty list stays empty. Means by rank are of all repetitions only."""
     return dataclasses.replace(
         times,
         times_us=[*itertools.compress(times.times_us, repetitions)],
         rank_mean_us=[*itertools.compress(times.rank_mean_us, repetitions)],
         skew_us=[*itertools.compress(times.skew_us, repetitions)],
+        rank_average_us=(),
     )

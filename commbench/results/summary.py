@@ -1,6 +1,7 @@
 """The summary of a run: records of several launches become the rows of ``collectives.csv``."""
 
 import dataclasses
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -348,6 +349,9 @@ def _with_times(row: Row, timed: Sequence[Record]) -> Row:
         time_us_p75=p75,
         time_us_p95=p95,
         time_us_rank_mean=_median_of_medians(r.rank_mean_us for r in timed),
+        time_us_mean=_median_of_medians([statistics.fmean(r.rank_mean_us)] for r in timed if len(r.rank_mean_us)),
+        time_us_mean_low=_median_of_medians([min(r.rank_average_us)] for r in timed if len(r.rank_average_us)),
+        time_us_mean_high=_median_of_medians([max(r.rank_average_us)] for r in timed if len(r.rank_average_us)),
         skew_us=_median_of_medians(r.skew_us for r in timed),
         harness_us=_median_of_medians([r.harness_us] for r in timed if r.harness_us is not None),
         framework_us=_median_of_medians([r.framework_us] for r in timed if r.framework_us is not None),

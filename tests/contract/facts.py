@@ -29,6 +29,11 @@ WORDS = frozenset({"case", "doubts", "evidence", "flags", "help", "paragraph", "
 ADDED = frozenset(
     {
         "--accept-loss",
+        "--as",
+        "rank_average_us",
+        "time_us_mean",
+        "time_us_mean_high",
+        "time_us_mean_low",
         "--install-completion",
         "--show-completion",
         "--batched-grad-copy",

@@ -591,6 +591,34 @@ def test_round_trip_through_osu(operation: str, time_us: float, in_place: bool, 
         assert pytest.approx(row.time_us_rank_mean, abs=0.0051) == back.time_us
 
 
+@given(
+    operation=st.sampled_from([name for name, entry in OPERATIONS.items() if entry.names.imb]),
+    time_us=st.floats(1.0, 1e6),
+    in_place=st.booleans(),
+    ranks=st.integers(2, 32),
+)
+def test_round_trip_through_imb(operation: str, time_us: float, in_place: bool, ranks: int) -> None:
+    """Import our IMB output with the same sizes and values, the slowest rank's among them."""
+    entry = OPERATIONS[operation]
+    case = make_case(
+        operation,
+        message_bytes=4096 * ranks if entry.moves_data else 0,
+        redop="min" if entry.reduces else None,
+        root=1 if entry.rooted else None,
+        in_place=in_place if entry.has_in_place else None,
+        backend="gloo",
+        sync="none",
+    )
+    (row,), imported = printed("imb", [case], time_us, ranks)
+    (back,) = rows_of(imported)
+    same = ("backend", "operation", "message_bytes", "dtype", "redop", "root", "in_place", "group_size", "cadence")
+    assert [getattr(row, name) for name in same] == [getattr(back, name) for name in same]
+    slowest_us = row.time_us_mean if entry.is_round_trip else row.time_us_mean_high
+    assert pytest.approx(slowest_us, abs=0.0051) == back.time_us
+    if not entry.is_round_trip:
+        assert pytest.approx(row.time_us_mean, abs=0.0051) == back.time_us_mean
+
+
 def test_patterns_come_back() -> None:
     """Keep the pattern and the cadence."""
     case = make_case("bandwidth", pattern="fan-in", root=0, message_bytes=4096, sync="none")

@@ -15,6 +15,8 @@ from commbench.results.tables import csv_text
 
 SIZES = (8, KIB, MIB, 512 * MIB)
 TIMES = (1.234, 5.5, 345.678, 123456.0)
+#: Share of the slowest rank's time that the mean over ranks is, in the records of `make_launches`.
+RANK_MEAN = 0.9
 
 
 def measure(cases: list[Case], group_size: int = 2) -> list[Record]:
@@ -212,6 +214,45 @@ def test_osu_prints_no_wrong_data() -> None:
     assert "# mpi all_reduce 1024 B float32: wrong: 12 elements were wrong in 1 of 1 launches." in text.splitlines()
 
 
+# ---------------------------------------------------------------------------------------------------------- IMB
+
+
+def test_imb_states_the_fastest_the_slowest_and_the_mean_rank() -> None:
+    """Print a benchmark's heading, repetitions of a launch, and the times of ranks."""
+    lines = render(summarise(measure([make_case(in_place=False)])), "imb").splitlines()
+    assert "# Benchmarking Allreduce" in lines
+    assert "# #processes = 2" in lines
+    assert "#bytes #repetitions t_min[usec] t_max[usec] t_avg[usec]" in [" ".join(line.split()) for line in lines]
+    assert f"{1024:13}{40:13}{0.8 * 5.5:13.2f}{5.5:13.2f}{RANK_MEAN * 5.5:13.2f}" in lines
+    assert "# All processes entering MPI_Finalize" == lines[-1]
+
+
+@pytest.mark.parametrize(("operation", "ways"), [("latency", 1 / RANK_MEAN), ("sendrecv", 2)])
+def test_imb_rates_are_in_millions_of_bytes(operation: str, ways: float) -> None:
+    """Print MB/s of a pair from its time, and of a ring from both directions and the slowest rank."""
+    lines = render(summarise(measure([make_case(operation, message_bytes=MIB)])), "imb").splitlines()
+    (values,) = [line.split() for line in lines if line and not line.startswith("#") and "#bytes" not in line]
+    assert pytest.approx(ways * MIB / 345.678, abs=0.0051) == float(values[-1])
+
+
+# -------------------------------------------------------------------------------------------------------- means
+
+
+def test_means_are_over_repetitions_and_ranks() -> None:
+    """Print the mean and its rates for a run that measured as the tool does, and say so."""
+    times_us = [5.0] * 39 + [45.0]  # the mean of a launch is 6, the median 5
+    records = [
+        make_record(make_case("bandwidth", message_bytes=MIB), launch=launch, times_us=times_us, rank_mean_us=times_us)
+        for launch in range(6)
+    ]
+    text = render(summarise(records), "nccl-tests", means=True)
+    ((*_, time, algbw, busbw, _),) = [words[:9] for words in parse_nccl(text)]
+    assert ["6.00", f"{MIB / 6e3:.2f}", f"{MIB / 6e3:.2f}"] == [time, algbw, busbw]
+    assert "times are means over repetitions and ranks, median of 6 launches" in text
+    ((_, ((_, rate),)),) = parse_osu(render(summarise(records), "osu", means=True))
+    assert pytest.approx(MIB / 6, abs=0.0051) == rate
+
+
 # -------------------------------------------------------------------------------------------------------- style
 
 
@@ -224,11 +265,11 @@ def test_csv_is_the_file() -> None:
 
 def test_unknown_style_is_refused() -> None:
     """Refuse an unknown style, and list the valid ones."""
-    with pytest.raises(InputError, match="Unknown format 'imb'; choose from nccl-tests, osu, csv"):
-        render([], "imb")
+    with pytest.raises(InputError, match="Unknown format 'ombpy'; choose from nccl-tests, osu, imb, csv"):
+        render([], "ombpy")
 
 
-@pytest.mark.parametrize("style", ["nccl-tests", "osu"])
+@pytest.mark.parametrize("style", ["nccl-tests", "osu", "imb"])
 def test_no_rows_give_no_data(style: str) -> None:
     """Print no data line without rows."""
     assert "" == render([], style).strip()

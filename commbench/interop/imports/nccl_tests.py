@@ -12,6 +12,7 @@ from commbench.collectives.datatypes import DTYPES
 from commbench.collectives.operations import OPERATIONS
 from commbench.errors import InputError
 from commbench.interop.imports.reading import (
+    MEANS_PRINTED,
     PRINTED_BY_COMMBENCH,
     RANK_MEAN,
     SLOWEST_RANK,
@@ -53,6 +54,8 @@ class Block:
     program: str = ""
     own: bool = False
     """Whether commbench printed the table."""
+    means: bool = False
+    """Whether it printed means over ranks."""
     setting: OwnSetting | None = None
     """The conditions, if commbench printed the table."""
     groups: set[int] = field(default_factory=set)
@@ -136,7 +139,7 @@ def _read_comment(line: str, block: Block) -> None:  # noqa: C901 - one branch f
         block.groups.add(int(match[2] or 0))
         block.places.append(Place(rank=int(match[1]), host=match[3], device=match[4].strip()))
     elif line.startswith(f"# {PRINTED_BY_COMMBENCH}"):
-        block.own = True
+        block.own, block.means = True, MEANS_PRINTED in line
     elif block.own and (setting := own_setting(line)):
         block.setting = setting
     elif _TABLE.match(line):
@@ -211,7 +214,7 @@ def _read_block(block: Block, reading: Reading, options: ImportOptions) -> None:
 def _conditions(block: Block, reading: Reading) -> dict[str, Any]:
     """Return the fields of `Timed` that all rows of a test share."""
     if block.setting:
-        return {"time": SLOWEST_RANK, **block.setting.manner}
+        return {"time": RANK_MEAN if block.means else SLOWEST_RANK, **block.setting.manner}
     reading.assume(RANKS_AVERAGED)
     together = block.settings.get("iters", 1) * block.settings.get("aggregated", 1)
     devices = list(dict.fromkeys(place.device for place in block.places if place.device))

@@ -1,0 +1,143 @@
+"""Tests of the conventions of other tools, against the figures of their sources."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import read_records
+from commands import Command
+
+from commbench.collectives.cases import all_cases
+from commbench.engine.records import FixedSettings
+from commbench.errors import InputError
+from commbench.interop.conventions import CONVENTIONS
+from commbench.interop.imports.gathering import Source, import_outputs
+from commbench.interop.imports.reading import ImportOptions
+
+
+def settings_of(tool: str, operation: str, size: str, ranks: int = 2) -> FixedSettings:
+    """Return the warm-up and repetitions of the only case of an operation at a size."""
+    convention = CONVENTIONS[tool]
+    cases = all_cases(convention.suite({"operations": (operation,), "sizes": (int(size),)}, ranks).sweeps, ranks)
+    (settings,) = convention.fixed(cases[:1], ranks).values()
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("operation", "size", "warmups", "repetitions"),
+    [
+        ("all_reduce", "8192", 100, 1000),
+        ("all_reduce", "16384", 10, 100),
+        ("latency", "1", 100, 10_000),
+        ("latency", "1048576", 10, 1000),
+        ("bandwidth", "64", 10, 100),
+        ("bandwidth", "65536", 2, 20),
+    ],
+)
+def test_osu_repeats_as_its_header_says(operation: str, size: str, warmups: int, repetitions: int) -> None:
+    """Take the loops of osu_util.h, fewer above 8 KiB."""
+    expected = FixedSettings(warmups=warmups, batch=1, visits=1, repetitions=repetitions)
+    assert expected == settings_of("osu", operation, size)
+
+
+@pytest.mark.parametrize(
+    ("size", "warmups", "repetitions"), [("4", 100, 1000), ("65536", 64, 640), ("4194304", 10, 10)]
+)
+def test_imb_repeats_up_to_a_volume(size: str, warmups: int, repetitions: int) -> None:
+    """Repeat at most 1000 times and 40 MiB; warm up a tenth of that, at least 10 times."""
+    expected = FixedSettings(warmups=warmups, batch=1, visits=1, repetitions=repetitions)
+    assert expected == settings_of("imb", "all_reduce", size)
+
+
+def test_nccl_tests_times_twenty_operations_together() -> None:
+    """Make one warm-up, and time operations back to back, out of place and in place."""
+    assert FixedSettings(warmups=1, batch=20, visits=1, repetitions=1) == settings_of("nccl-tests", "all_reduce", "8")
+    cases = all_cases(CONVENTIONS["nccl-tests"].suite({}, 2).sweeps, 2)
+    assert {(False, "pipelined", "nccl", "float32"), (True, "pipelined", "nccl", "float32")} == {
+        (case.in_place, case.mode, case.backend, case.dtype) for case in cases
+    }
+    assert (8, 128 * 2**20) == (cases[0].message_bytes, cases[-1].message_bytes)
+
+
+@pytest.mark.parametrize(("tool", "first", "dtype"), [("osu", 1, "int8"), ("imb", 4, "float32")])
+def test_collectives_of_mpi_are_out_of_place_and_start_by_a_barrier(tool: str, first: int, dtype: str) -> None:
+    """Measure all_reduce out of place behind a barrier, point to point back to back."""
+    suite = CONVENTIONS[tool].suite({"operations": ("all_reduce", "latency")}, 2)
+    cases = all_cases(suite.sweeps, 2)
+    assert (first, "barrier", False, dtype) == (
+        cases[0].message_bytes,
+        cases[0].sync,
+        cases[0].in_place,
+        cases[0].dtype,
+    )
+    assert ("latency", "none", 4 * 2**20) == (cases[-1].operation, cases[-1].sync, cases[-1].message_bytes)
+
+
+@pytest.mark.parametrize("tool", ["osu", "imb"])
+def test_sizes_are_one_share(tool: str) -> None:
+    """Measure as OSU and IMB count: a size of all_gather is what one rank contributes."""
+    axes = {"operations": ("all_gather",), "sizes": (1024,)}
+    (case,) = all_cases(CONVENTIONS[tool].suite(axes, 4).sweeps, 4)
+    assert 4096 == case.message_bytes
+    assert 1000 == CONVENTIONS[tool].fixed([case], 4)[case.key].repetitions
+
+
+def test_given_axes_replace_the_tools() -> None:
+    """Keep what was asked for, and the tool's conventions otherwise."""
+    suite = CONVENTIONS["osu"].suite({"backends": ("gloo",), "dtypes": ("float64",), "sizes": (64,)}, 2)
+    (case,) = all_cases(suite.sweeps, 2)
+    assert ("gloo", "float64", 64, "barrier") == (case.backend, case.dtype, case.message_bytes, case.sync)
+
+
+def test_an_operation_that_the_tool_lacks_is_refused() -> None:
+    """Name the tool and its tests."""
+    with pytest.raises(InputError, match=r"IMB has no test of bandwidth; choose from all_reduce, .*sendrecv"):
+        CONVENTIONS["imb"].suite({"operations": ("bandwidth",)}, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--as omb", "Unknown tool 'omb'; choose from nccl-tests, osu, imb."),
+        ("--as osu --visits 3", "--as osu and --visits were both given; leave one of them out."),
+        ("--as imb -c bibandwidth", "IMB has no test of bibandwidth; choose from "),
+        ("--as imb --world-sizes 2", "--as imb and --world-sizes were both given; leave one of them out."),
+    ],
+)
+def test_bad_requests_are_one_sentence(commbench: Command, words: str, sentence: str) -> None:
+    """Refuse what contradicts the conventions, with exit code 2."""
+    done = commbench(f"run {words} -n 2")
+    assert (2, "") == (done.code, done.out)
+    assert sentence in done.err
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("tool", "words", "repetitions"),
+    [
+        ("osu", "-c all_reduce,latency --sizes 8,16K", {8: [1000, 10_000], 16384: [100, 1000]}),
+        ("imb", "-c all_reduce,latency --sizes 8,64K", {8: [1000, 1000], 65536: [640, 640]}),
+        ("nccl-tests", "--sizes 8,16K --backend gloo --in-place in", {8: [3], 16384: [3]}),
+    ],
+)
+def test_real_ranks_measure_as_the_tool(
+    tool: str, words: str, repetitions: dict[int, list[int]], tmp_path: Path
+) -> None:
+    """Repeat exactly as often as the tool, and print its text, which our own import reads."""
+    arguments = ["run", "--as", tool, *words.split(), "-n", "2", "--launches", "1", "--out", "run"]
+    done = subprocess.run(
+        [sys.executable, "-m", "commbench", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr
+    records = read_records(tmp_path / "run")
+    for size, counts in repetitions.items():
+        made = [len(record.times_us) for record in records if record.case.message_bytes == size]
+        assert counts == sorted(made)
+    imported = import_outputs([Source(name="out.txt", data=done.stdout.encode())], options=ImportOptions())
+    assert len(records) == len(imported.records)
