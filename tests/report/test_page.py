@@ -119,7 +119,7 @@ def test_what_a_change_does_to_learning_stands_with_the_advice_to_change() -> No
         read(make_run(training=[*launches_of(20, base, losses=own), *launches_of(10, case, losses=other)], **info))
         for case, own, other in ((fp16, down, worse), (fp16, (), ()), (five, down, down))
     )
-    first = [page.text.partition("What to paste")[0] for page in (known_cost, unknown, buckets)]
+    first = [page.text.partition("What it costs")[0] for page in (known_cost, unknown, buckets)]
     assert all("change to" in text for text in first)
     assert "after equal time 3 against" in first[0]
     assert "learnt no more than the default" in first[0]
@@ -392,3 +392,22 @@ def test_table_holds_no_more_than_a_browser_bears() -> None:
     page = read(make_run([make_record(case) for case in cases], world_size=MOST_LINES + 10))
     assert 1 + MOST_LINES == len(page.table_with("busbw"))
     assert "1 000 of 1 010 rows; all of them are in collectives.csv." in page.text
+
+
+@pytest.mark.kept
+@pytest.mark.parametrize(
+    ("name", "pasted"),
+    [
+        ("live_trainer_300mbit_xeon2core_20261124", ["To paste: # add to TrainingArguments:"]),
+        ("train_resnet18_int8_1gbit_xeon2core_20261124", ["To paste, faster but alters learning: from torch"]),
+        ("bench_xeon2core_20261124", []),
+    ],
+)
+def test_the_first_screen_has_a_sentence_and_what_to_paste(name: str, pasted: list[str]) -> None:
+    """Show one detail of the verdict, fold the others, and offer the lines of a change; nothing for a default."""
+    verdict = next(finding for finding in find_conclusion([load_run(RESULTS / name)]) if finding.is_lead)
+    assert len(verdict.details) <= 2
+    assert verdict.folded
+    codes = [f"{code.title}: {code.text}" for code in verdict.codes]
+    assert len(pasted) == len(codes)
+    assert all(code.startswith(begin) for code, begin in zip(codes, pasted, strict=True))

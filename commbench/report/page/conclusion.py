@@ -20,7 +20,7 @@ from commbench.report.columns import Flagged, Tone
 from commbench.report.figures.sizes import busbw_of
 from commbench.report.figures.words import number_text
 from commbench.report.matrix import conclude, name_range
-from commbench.report.page.parts import Finding
+from commbench.report.page.parts import Code, Finding
 from commbench.report.state import undecided, unfinished
 from commbench.report.table import ROWS, Things, format_time_us, precision_of, warned
 from commbench.results import Run
@@ -32,6 +32,7 @@ from commbench.results.recommendation import (
     headline,
     learning_cost,
     safe_sentences,
+    snippets,
     warnings_sentence,
 )
 from commbench.system.environment import differing
@@ -209,20 +210,27 @@ def find_conclusion(runs: Sequence[Run]) -> list[Finding]:
 def _together(findings: Sequence[tuple[Run, Finding]]) -> Finding:
     """Merge the findings of one kind over several runs; a detail that only some runs have names them."""
     tones = {finding.tone for _, finding in findings}
-    runs_by_detail: dict[str, list[str]] = {}
-    for run, finding in findings:
-        for detail in finding.details:
-            runs_by_detail.setdefault(detail, []).append(run.name)
     return Finding(
         label=findings[0][1].label,
         texts=[f"{run.name}: {'; '.join(finding.texts).replace('.; ', '. ')}" for run, finding in findings],
-        details=[
-            detail if len(names) == len(findings) else f"{', '.join(names)}: {detail}"
-            for detail, names in runs_by_detail.items()
-        ],
+        details=_named((run.name, finding.details) for run, finding in findings),
+        folded=_named((run.name, finding.folded) for run, finding in findings),
         tone=next(tone for tone in _TONES if tone in tones),
         more=next((finding.more for _, finding in findings if finding.more), None),
     )
+
+
+def _named(details_of_runs: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Return the details of all runs; one that only some of them have names these."""
+    runs = list(details_of_runs)
+    names_by_detail: dict[str, list[str]] = {}
+    for name, details in runs:
+        for detail in details:
+            names_by_detail.setdefault(detail, []).append(name)
+    return [
+        detail if len(names) == len(runs) else f"{', '.join(names)}: {detail}"
+        for detail, names in names_by_detail.items()
+    ]
 
 
 def _conditions(runs: Sequence[Run]) -> Iterable[Finding]:
@@ -254,14 +262,24 @@ def _settings(run: Run) -> Iterable[Finding]:
         yield Finding(label="DDP settings", texts=[sentence], tone="warning", is_lead=True)
         return
     advice = run.recommendation
+    changes = advice.verdict == "change"
     yield Finding(
         label="DDP settings",
         texts=[headline(advice)],
-        details=[text for text in _details(advice) if text],
-        tone="bad" if not advice.has_baseline else "good" if advice.verdict == "change" else "",
+        details=[text for text in (*safe_sentences(advice), advice.reason) if text],
+        folded=[text for text in _further(advice) if text],
+        codes=[_to_paste(advice)] if changes else [],
+        tone="bad" if not advice.has_baseline else "good" if changes else "",
         is_lead=True,
-        more=("training", "What to paste, what it costs, and all that was tried"),
+        more=("training", "What it costs, and all that was tried"),
     )
+
+
+def _to_paste(advice: Recommendation) -> Code:
+    """Return the lines of the recommended change; a safe setting that is no change is not worth pasting."""
+    choices = snippets(advice)
+    title, text = choices[-1] if advice.safe and advice.safe.verdict != "change" else choices[0]
+    return Code(title=title.rstrip(":") or "To paste", text=text.rstrip())
 
 
 def _watched(run: Run) -> Iterable[Finding]:
@@ -272,10 +290,9 @@ def _watched(run: Run) -> Iterable[Finding]:
         yield Finding(label="Steps", texts=[watched_headline(record)], details=details, is_lead=True, more=more)
 
 
-def _details(advice: Recommendation) -> list[str]:
+def _further(advice: Recommendation) -> list[str]:
     altering = [sentence for each in advice.altering for sentence in altering_sentences(each, advice)]
-    ending = [_cost_of(advice), advice.launch_advice, warnings_sentence(advice)]
-    return [*safe_sentences(advice), advice.reason, *altering, *ending]
+    return [*altering, _cost_of(advice), advice.launch_advice, warnings_sentence(advice)]
 
 
 def _cost_of(advice: Recommendation) -> str:

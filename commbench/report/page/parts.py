@@ -14,6 +14,14 @@ LONG = 40
 
 
 @dataclass(frozen=True, kw_only=True)
+class Code:
+    """Text to copy."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """One entry of the conclusion."""
 
@@ -22,6 +30,10 @@ class Finding:
     texts: Sequence[str]
     details: Sequence[str] = ()
     """Details in small print."""
+    folded: Sequence[str] = ()
+    """Further details, which a click shows."""
+    codes: Sequence[Code] = ()
+    """Text to copy, below the details."""
     tone: Tone = ""
     is_lead: bool = False
     """Whether it is a main result."""
@@ -33,14 +45,6 @@ class Fact(NamedTuple):
     """A condition of the run."""
 
     name: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Code:
-    """Text to copy."""
-
-    title: str
     text: str
 
 
