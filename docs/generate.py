@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+import pictures
 import terminal
 from reference import commands_page, docstrings_of_fields, python_page
 
@@ -46,6 +47,8 @@ FIGURES = {
     "matrix.png": ("matrix_slow_host", "matrix-bandwidth-1"),
     "settings.png": ("live_trainer_300mbit", "live"),
 }
+#: Drawings that need no run.
+DRAWN = {"launch.png": pictures.launch_drawing}
 
 #: Numbers of ranks at which factors and sizes are looked at, to tell which of the known formulas they follow.
 RANKS = (2, 3, 4, 8)
@@ -293,7 +296,9 @@ def _json_type(hint: Any) -> str:  # noqa: ANN401 - an annotation
 
 
 def draw(name: str) -> bytes:
-    """One of `FIGURES`, as PNG."""
+    """One of `FIGURES` or `DRAWN`, as PNG."""
+    if name in DRAWN:
+        return DRAWN[name]().png
     theme, wanted = FIGURES[name]
     return next(drawing.png for drawing in all_figures([load_run(newest(theme))]) if drawing.name == wanted)
 
@@ -589,7 +594,7 @@ if __name__ == "__main__":
     for page, render in PAGES.items():
         (DOCS / page).write_text(render(), encoding="utf-8")
     FOLDER.mkdir(exist_ok=True)
-    for file in FIGURES:
+    for file in (*FIGURES, *DRAWN):
         (FOLDER / file).write_bytes(draw(file))
     for cast in FOLDER.glob("*.cast"):
         cast.with_suffix(".svg").write_text(terminal.draw(cast), encoding="utf-8")

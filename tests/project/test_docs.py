@@ -75,7 +75,9 @@ def test_every_field_of_kept_runs_is_described() -> None:
     assert [] == sorted(name for name in fields if f"`{name}`" not in page)
 
 
-@pytest.mark.parametrize("name", load_generator().FIGURES if importlib.util.find_spec("torch") else [])
+@pytest.mark.parametrize(
+    "name", [*load_generator().FIGURES, *load_generator().DRAWN] if importlib.util.find_spec("torch") else []
+)
 def test_figures_are_drawn_from_kept_runs(name: str) -> None:
     """Find the drawings of docs/generate.py in docs/figures, except for a few pixels that depend on libraries."""
     from matplotlib.image import imread
@@ -84,6 +86,39 @@ def test_figures_are_drawn_from_kept_runs(name: str) -> None:
     kept_drawing, drawn = imread(generator.FOLDER / name), imread(io.BytesIO(generator.draw(name)))
     assert kept_drawing.shape == drawn.shape
     assert abs(kept_drawing - drawn).mean() < 0.01, "run python docs/generate.py"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pictures_of_the_page_show_todays_page(theme: str) -> None:
+    """Find the digest of the first screen, as it would be written now, in each picture of a page."""
+    generator = load_generator()
+    pictures = generator.pictures
+    picture = pictures.FOLDER / f"page-{theme}.png"
+    assert pictures.page_digest(generator.newest(pictures.SHOWN)) == pictures.digest_of(picture), (
+        "run python docs/pictures.py"
+    )
+    assert picture.stat().st_size < 200_000
+
+
+def test_a_page_that_changes_has_another_digest(tmp_path: Path) -> None:
+    """Find a picture of a page stale when the verdict of the run changes."""
+    pictures, run = load_generator().pictures, load_generator().newest(load_generator().pictures.SHOWN)
+    other = tmp_path / run.name
+    shutil.copytree(run, other)
+    text = (other / "recommendation.json").read_text()
+    (other / "recommendation.json").write_text(text.replace("ran 1.105 times", "ran 1.205 times"))
+    assert pictures.page_digest(run) != pictures.page_digest(other)
+
+
+def test_every_figure_is_made_by_a_program() -> None:
+    """Leave no file in docs/figures that nothing writes, and show each of them on a page."""
+    generator = load_generator()
+    made = {*generator.FIGURES, *generator.DRAWN, *(f"page-{theme}.png" for theme in generator.pictures.THEMES)}
+    casts = {cast.name for cast in generator.FOLDER.glob("*.cast")}
+    made |= {name.replace(".cast", ".svg") for name in casts}
+    assert made | casts == {path.name for path in generator.FOLDER.iterdir()}
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    assert [] == sorted(name for name in made if f"figures/{name}" not in pages)
 
 
 @pytest.mark.parametrize("cast", sorted((ROOT / "docs").rglob("*.cast")), ids=lambda cast: cast.name)
