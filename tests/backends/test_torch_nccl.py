@@ -27,12 +27,14 @@ def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
 def refusal(case: Case, size: int) -> str:
     """Return the beginning of the sentence that must refuse a case, or an empty text."""
     operation = OPERATIONS[case.operation]
+    if case.mode == "persistent":
+        return "torch-nccl has no persistent operations"
     if size < operation.minimum_ranks:
         return f"{case.operation} needs at least"
     if case.redop == "avg" and case.dtype and not DTYPES[case.dtype].epsilon:
         return f"the average of {case.dtype} has no exact answer"
-    if case.mode == "persistent" or operation.overlaps:
-        return f"torch-nccl has no {'persistent operations' if case.mode == 'persistent' else 'non-blocking'}"
+    if operation.overlaps:
+        return "torch-nccl has no non-blocking"
     if case.operation in {"all_reduce", "reduce"} and not case.in_place:
         return "torch.distributed reduces in place only"
     if case.operation == "all_to_all" and case.in_place:

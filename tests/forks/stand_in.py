@@ -62,7 +62,11 @@ def shortened(words: Sequence[str]) -> list[str]:
     if not is_measuring(words):
         return list(words)
     options = [*SHORT[name], *many_ranks(words)]
-    if name == "run":
+    if "--bisect" in words:  # it chooses launches, and takes one size
+        return list(words)
+    if "--as" in words:  # it chooses visits
+        options = ["--launches", "1", *many_ranks(words), "--sizes", "1K:4K"]
+    elif name == "run":
         options += (
             ["-e", "16"] if {"-b", "-e"} & {*words} else ["-m", "8:16"] if "-m" in words else ["--sizes", "1K:4K"]
         )
