@@ -100,7 +100,9 @@ class Measurement:
 
     def visit(self) -> Record | None:
         """Measure the case once more; collective; return the record of this visit on rank 0, None elsewhere."""
-        probe = None if self.case.pattern == MATRIX else probe_of(self._communicator, self.session)
+        by_convention = self.settings.visits == 1 and self.settings.repetitions  # another tool's, which has no states
+        is_probed = self.case.pattern != MATRIX and not by_convention
+        probe = probe_of(self._communicator, self.session) if is_probed else None
         if probe is None:
             return self._visit()
         before_us = probe.time_us()

@@ -99,9 +99,12 @@ def _osu_settings(operation: Operation, size: int) -> FixedSettings:
     return FixedSettings(warmups=warmups, batch=1, repetitions=repetitions)
 
 
-def _imb_settings(_: Operation, size: int) -> FixedSettings:
+def _imb_settings(operation: Operation, size: int) -> FixedSettings:
     repetitions = max(1, min(_IMB_REPETITIONS, _IMB_BYTES // max(1, size)))
-    return FixedSettings(warmups=max(10, repetitions // 10), batch=1, repetitions=repetitions)
+    warmups = max(10, repetitions // 10)
+    if operation.kind == "collective":
+        return FixedSettings(warmups=warmups, batch=1, repetitions=repetitions)
+    return FixedSettings(warmups=warmups, batch=repetitions, repetitions=1)  # IMB reads the clock around its loop
 
 
 def _barrier_before_collectives(operation: Operation) -> str:

@@ -146,5 +146,5 @@ def _times_within(times: TimesT, repetitions: Sequence[bool]) -> TimesT:
         times_us=[*itertools.compress(times.times_us, repetitions)],
         rank_mean_us=[*itertools.compress(times.rank_mean_us, repetitions)],
         skew_us=[*itertools.compress(times.skew_us, repetitions)],
-        rank_average_us=(),
+        rank_average_us=times.rank_average_us if all(repetitions) else (),
     )

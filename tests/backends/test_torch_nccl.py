@@ -27,19 +27,16 @@ def verified(request: pytest.FixtureRequest, run_ranks: Any) -> dict[str, Any]:
 def refusal(case: Case, size: int) -> str:
     """Return the beginning of the sentence that must refuse a case, or an empty text."""
     operation = OPERATIONS[case.operation]
-    if case.mode == "persistent":
-        return "torch-nccl has no persistent operations"
-    if size < operation.minimum_ranks:
-        return f"{case.operation} needs at least"
-    if case.redop == "avg" and case.dtype and not DTYPES[case.dtype].epsilon:
-        return f"the average of {case.dtype} has no exact answer"
-    if operation.overlaps:
-        return "torch-nccl has no non-blocking"
-    if case.operation in {"all_reduce", "reduce"} and not case.in_place:
-        return "torch.distributed reduces in place only"
-    if case.operation == "all_to_all" and case.in_place:
-        return "torch.distributed has no in-place all_to_all"
-    return ""
+    is_whole = bool(case.dtype) and not DTYPES[str(case.dtype)].epsilon
+    reasons = (
+        (case.mode == "persistent", "torch-nccl has no persistent operations"),
+        (size < operation.minimum_ranks, f"{case.operation} needs at least"),
+        (case.redop == "avg" and is_whole, f"the average of {case.dtype} has no exact answer"),
+        (operation.overlaps, "torch-nccl has no non-blocking"),
+        (case.operation in {"all_reduce", "reduce"} and not case.in_place, "torch.distributed reduces in place only"),
+        (case.operation == "all_to_all" and case.in_place, "torch.distributed has no in-place all_to_all"),
+    )
+    return next((sentence for is_refused, sentence in reasons if is_refused), "")
 
 
 def test_results_are_right_and_a_wrong_element_is_found(verified: dict[str, Any]) -> None:
