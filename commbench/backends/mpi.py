@@ -104,6 +104,8 @@ class MpiCommunicator(HostCommunicator):
         handle, instant = _c_handle(self._control.comm), self._control.instant
         broadcast = self._c_call("MPI_Bcast", instant.ctypes.data, 1, _c_handle(MPI.INT64_T), 0, handle)
         barrier = [self._c_call("MPI_Barrier", handle)]
+        if plan.method == "barrier":  # of the operation's communicator, as in OSU and IMB: its memory is in the cache
+            barrier = [self._c_call("MPI_Barrier", self._handle)]
         if plan.method == "dissemination":
             barrier = [self._c_exchange(distance, handle) for distance in _powers_of_two_below(self._control.size)]
         assert plan.method in METHODS  # noqa: S101 - choose_method yields nothing else
