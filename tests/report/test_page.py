@@ -119,7 +119,7 @@ def test_what_a_change_does_to_learning_stands_with_the_advice_to_change() -> No
         read(make_run(training=[*launches_of(20, base, losses=own), *launches_of(10, case, losses=other)], **info))
         for case, own, other in ((fp16, down, worse), (fp16, (), ()), (five, down, down))
     )
-    first = [page.text.partition("What it costs")[0] for page in (known_cost, unknown, buckets)]
+    first = [page.text.partition("To paste")[0] for page in (known_cost, unknown, buckets)]
     assert all("change to" in text for text in first)
     assert "after equal time 3 against" in first[0]
     assert "learnt no more than the default" in first[0]
