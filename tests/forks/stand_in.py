@@ -33,7 +33,7 @@ SHORT_PROGRAMS = {
     "live_tuning.py": ("--pairs", "1", "--runs", "1", "--only", "watching"),
     "looks.py": ("--runs", "20"),
     "planted.py": ("--launches", "2", "--sizes", "1M"),
-    "selection.py": ("--rounds", "1", "--mib", "1"),
+    "selection.py": ("--rounds", "6", "--mib", "1"),
     "self_check.py": ("--launches", "2", "--pairs", "1", "--sizes", "8"),
     "validate_model.py": ("--quick", "--scenarios", "mlp@none", "--parts", "collectives"),
 }
