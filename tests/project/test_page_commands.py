@@ -49,7 +49,7 @@ RECIPE = "needs the code of a recipe: tests/project/test_extending.py runs it"
 NOT_RUN = {
     "needs a GPU": (
         *("--backend nccl", "--backend torch-nccl", "--format nccl-tuner", "nvidia-smi", "host_call_cost.py"),
-        *("test_gpu_train.py",),
+        *("test_gpu_train.py", "cuda_selection.py"),
     ),
     "installs packages from an index": ("pip install",),
     "needs a cluster that this machine cannot be": ("kubectl ", "qsub ", "--nodes 8", "--nodes=8", "mpirun -n 64"),
