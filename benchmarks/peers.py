@@ -25,7 +25,7 @@ from commbench.cli.terminal import make_console
 from commbench.engine.records import Record
 from commbench.errors import InputError, LaunchError
 from commbench.interop.imports import ImportOptions, Source, import_outputs
-from commbench.stats import Interval, ratio_interval
+from commbench.stats import ratio_interval
 from commbench.units import format_size, format_time
 
 TOLERANCE = 0.05
@@ -66,20 +66,18 @@ def compare(theirs: Sequence[dict[Key, float]], ours: Sequence[dict[Key, float]]
     for operation, message_bytes in keys:
         sides = [[times[operation, message_bytes] for times in side] for side in (theirs, ours)]
         ratio, interval = ratio_interval(*sides, level=0.95, seed=1, paired=True)
-        compared.append(_compared((operation, message_bytes), sides, ratio, interval))
+        compared.append(
+            Compared(
+                operation=operation,
+                message_bytes=message_bytes,
+                theirs_us=sides[0],
+                ours_us=sides[1],
+                ratio=ratio,
+                low=interval.low,
+                high=interval.high,
+            )
+        )
     return compared
-
-
-def _compared(key: Key, sides: Sequence[Sequence[float]], ratio: float, interval: Interval) -> Compared:
-    return Compared(
-        operation=key[0],
-        message_bytes=key[1],
-        theirs_us=sides[0],
-        ours_us=sides[1],
-        ratio=ratio,
-        low=interval.low,
-        high=interval.high,
-    )
 
 
 def times_of(text: str, name: str, ranks: int | None) -> dict[Key, float]:

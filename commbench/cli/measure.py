@@ -213,7 +213,14 @@ def run(
     settings = replace(settings, style=output_format)
     run_budget = find_budget(BUDGETS, budget, launches=launches, visits=visits, energy_s=energy)
     if as_tool is not None:
-        others = {"--visits": visits, "--like": like, "--bisect": bisect, "--world-sizes": world_sizes}
+        others = {
+            "SUITE": suite if suite != "quick" else None,
+            "--visits": visits,
+            "--like": like,
+            "--bisect": bisect,
+            "--racks": racks,
+            "--world-sizes": world_sizes,
+        }
         if clash := next((option for option, value in others.items() if value is not None), None):
             raise InputError(f"--as {as_tool} and {clash} were both given; leave one of them out.")
         settings = replace(settings, style=as_tool if output_format == "table" else output_format)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
 import secrets
 import socket
@@ -340,6 +341,8 @@ def run_header(
 
 
 def default_out(name: str) -> Path:
-    """Return ``results/<UTC time>-<suite or workload>-<host>``."""
+    """Return ``results/<UTC time>-<suite or workload>-<host>``, with a number behind it if that exists already."""
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    return Path("results") / f"{stamp}-{name}-{socket.gethostname().split('.')[0]}"
+    stem = f"{stamp}-{name}-{socket.gethostname().split('.')[0]}"
+    numbered = (Path("results") / f"{stem}-{number}" for number in itertools.count(2))
+    return next(path for path in itertools.chain([Path("results") / stem], numbered) if not path.exists())

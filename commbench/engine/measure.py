@@ -100,8 +100,7 @@ class Measurement:
 
     def visit(self) -> Record | None:
         """Measure the case once more; collective; return the record of this visit on rank 0, None elsewhere."""
-        by_convention = self.settings.visits == 1 and self.settings.repetitions  # another tool's, which has no states
-        is_probed = self.case.pattern != MATRIX and not by_convention
+        is_probed = self.settings.is_probed and self.case.pattern != MATRIX
         probe = probe_of(self._communicator, self.session) if is_probed else None
         if probe is None:
             return self._visit()

@@ -394,6 +394,8 @@ class FixedSettings:
     """Visits of a launch; 0: not determined yet."""
     repetitions: int = 0
     """Repetitions of each visit; 0: not determined yet."""
+    is_probed: bool = True
+    """Whether the state of the machine is probed around each visit."""
 
 
 def without_result(record: RecordT, status: Status, reason: Reason) -> RecordT:
@@ -476,8 +478,8 @@ class Row:
     time_us_mean: float | None = column(
         "median over launches of the mean over repetitions and ranks, as nccl-tests, OSU and IMB (t_avg) state it"
     )
-    time_us_mean_low: float | None = column("the same of the fastest rank, IMB's t_min; empty in older runs")
-    time_us_mean_high: float | None = column("and of the slowest rank, IMB's t_max")
+    time_us_mean_min: float | None = column("the same of the fastest rank, IMB's t_min; empty in older runs")
+    time_us_mean_max: float | None = column("and of the slowest rank, IMB's t_max")
     skew_us: float | None = column("median of last minus first arrival")
     algbw_GBps: float | None = column("message_bytes over time_us, GB = 1e9 bytes")  # noqa: N815 - a unit
     busbw_GBps: float | None = column("algbw times nccl-tests' factor")  # noqa: N815 - a unit

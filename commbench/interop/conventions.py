@@ -84,7 +84,8 @@ class Convention:
         for case in cases:
             operation = OPERATIONS[case.operation]
             size = operation.osu_bytes(case.message_bytes, ranks) if self.counts_shares else case.message_bytes
-            settings[case.key] = dataclasses.replace(self.settings(operation, size), visits=1)
+            # Other tools know no states of the machine: a size has one line.
+            settings[case.key] = dataclasses.replace(self.settings(operation, size), visits=1, is_probed=False)
         return settings
 
 

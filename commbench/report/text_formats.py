@@ -43,6 +43,15 @@ def _blocks(rows: Iterable[Row], block: Callable[[Row], Key], unique: Callable[[
         yield from columns_of(together, unique).values()
 
 
+def _tests(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Group rows into the tests of OSU and IMB: each size once."""
+    return _blocks(
+        rows,
+        lambda row: (row.operation, row.pattern, _group_of(row), row.dtype, row.redop, row.in_place, row.root),
+        lambda row: (row.message_bytes,),
+    )
+
+
 def _group_of(row: Row) -> str:
     """Return the group of a row if its pattern makes groups: each group has its own block."""
     return row.group if makes_groups(row.pattern) else ""
@@ -70,7 +79,7 @@ def _with_means(row: Row) -> Row:
 
 
 def _meaning(rows: Iterable[Row]) -> str:
-    """Return what means are, for the line that marks the text as commbench's."""
+    """Return the definition of the printed means, for the line that marks the text as commbench's."""
     launches = launches_of(row.launches for row in rows)
     return MEANS_PRINTED + (f", median of {launches}" if launches not in {"", "1 launch"} else "")
 
@@ -189,11 +198,7 @@ def _fitted(value: float | None, width: int) -> str:
 
 def _osu(rows: Sequence[Row], means: bool) -> str:
     rows = [_with_means(row) for row in rows] if means else rows
-    blocks = _blocks(
-        (row for row in rows if OPERATIONS[row.operation].names.osu),
-        lambda row: (row.operation, row.pattern, _group_of(row), row.dtype, row.redop, row.in_place, row.root),
-        lambda row: (row.message_bytes,),
-    )
+    blocks = _tests(row for row in rows if OPERATIONS[row.operation].names.osu)
     skipped = sorted({row.operation for row in rows if not OPERATIONS[row.operation].names.osu})
     notes = [f"# OSU has no test like {name}; it is left out" for name in skipped]
     return "\n".join([line for block in blocks for line in _osu_block(block, means=means)] + notes) + "\n"
@@ -218,7 +223,7 @@ def _osu_block(rows: Sequence[Row], *, means: bool) -> Iterator[str]:
 
 
 def _choices(row: Row) -> str:
-    """Return what a test of OSU or IMB has once, as words that follow the setting."""
+    """Return the axes that are equal in all lines of a test, as words that follow the setting."""
     choices = (
         row.redop and f"redop {row.redop}",
         row.in_place and "in place",
@@ -246,14 +251,9 @@ def _osu_line(row: Row) -> Iterator[str]:
 
 def _imb(rows: Sequence[Row], _: bool) -> str:
     with_test = [row for row in rows if OPERATIONS[row.operation].names.imb]
-    blocks = _blocks(
-        with_test,
-        lambda row: (row.operation, row.pattern, _group_of(row), row.dtype, row.redop, row.in_place, row.root),
-        lambda row: (row.message_bytes,),
-    )
     skipped = sorted({row.operation for row in rows} - {row.operation for row in with_test})
     notes = [f"# IMB has no benchmark like {name}; it is left out" for name in skipped]
-    lines = [line for block in blocks for line in _imb_block(block)]
+    lines = [line for block in _tests(with_test) for line in _imb_block(block)]
     head = [f"#    Intel(R) MPI Benchmarks {IMB_VERSION}, MPI-1 part"] if lines else []
     end = ["# All processes entering MPI_Finalize"] if lines else []
     return "\n".join([*head, *lines, *notes, *end]) + "\n"
@@ -290,19 +290,22 @@ def _imb_headings(operation: Operation) -> list[str]:
 
 
 def _imb_line(row: Row, operation: Operation) -> Iterator[str]:
-    """Yield one size; empty for a row without a value (MB = 1e6 bytes, of the slowest rank's time)."""
-    mean_us = row.time_us if row.time_us_mean is None else row.time_us_mean
-    if mean_us is None or row.status == "wrong":
+    """Yield one size, or a comment where the run has no means by rank; MB = 1e6 bytes, of the slowest rank's time."""
+    if row.time_us is None or row.status == "wrong":
         return
-    low_us = mean_us if row.time_us_mean_low is None else row.time_us_mean_low
-    high_us = mean_us if row.time_us_mean_high is None else row.time_us_mean_high
+    times = [row.time_us_mean_min, row.time_us_mean_max, row.time_us_mean]
+    if operation.is_round_trip:
+        times = [row.time_us if row.time_us_mean is None else row.time_us_mean]
+    known_us = [time_us for time_us in times if time_us is not None]
+    if len(known_us) < len(times):
+        yield f"# {row.message_bytes} B: the run has no mean of each rank"
+        return
     sizes = [row.osu_bytes or 0] if operation.moves_data else []
-    counts = [*sizes, round((row.repetitions or 0) * (row.batch or 1) / max(1, row.launches or 1))]
-    times = [mean_us] if operation.is_round_trip else [low_us, high_us, mean_us]
+    repetitions = round((row.repetitions or 0) * (row.batch or 1) / max(1, row.launches or 1))
     ways = 2 if operation.kind == "ring" else 1  # IMB counts what a rank sends and receives
-    rates = [ways * (row.message_bytes or 0) / (mean_us if operation.is_round_trip else high_us)]
-    values = [*times, *(rates if "Mbytes/sec" in _imb_headings(operation) else [])]
-    yield "".join([*(f"{count:>13}" for count in counts), *(f"{value:>13.2f}" for value in values)])
+    rate = ways * (row.message_bytes or 0) / (known_us[0] if operation.is_round_trip else known_us[1])
+    values = [*known_us, *([rate] if "Mbytes/sec" in _imb_headings(operation) else [])]
+    yield "".join([*(f"{count:>13}" for count in (*sizes, repetitions)), *(f"{value:>13.2f}" for value in values)])
 
 
 # -------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Tests of the options that commands share: where they stand, what they make."""
 
 import inspect
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from commbench.cli import request
 from commbench.cli.measure import bench, run
 from commbench.cli.options import Settings, takes_settings
 from commbench.cli.train import train
@@ -62,3 +64,24 @@ def test_shared_options_stand_behind_the_own(measuring: object) -> None:
     shared = [name for name in inspect.signature(Settings).parameters if name not in SET_BY_COMMANDS]
     assert shared == names[-len(shared) :]
     assert not {"settings", *SET_BY_COMMANDS} & set(names)
+
+
+def test_a_default_directory_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Number the directory of a second run that begins within the same second."""
+
+    class Clock(datetime):
+        """A clock that stands still."""
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Clock":
+            return cls(2026, 1, 2, 3, 4, 5, tzinfo=tz)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(request, "datetime", Clock)
+    made = []
+    for _ in range(3):
+        path = request.default_out("import")
+        path.mkdir(parents=True)
+        made.append(path.name)
+    assert made == [made[0], f"{made[0]}-2", f"{made[0]}-3"]
+    assert made[0].startswith("20260102T030405Z-import-")

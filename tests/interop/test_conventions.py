@@ -37,7 +37,7 @@ def settings_of(tool: str, operation: str, size: str, ranks: int = 2) -> FixedSe
 )
 def test_osu_repeats_as_its_header_says(operation: str, size: str, warmups: int, repetitions: int) -> None:
     """Take the loops of osu_util.h, fewer above 8 KiB."""
-    expected = FixedSettings(warmups=warmups, batch=1, visits=1, repetitions=repetitions)
+    expected = FixedSettings(warmups=warmups, batch=1, visits=1, repetitions=repetitions, is_probed=False)
     assert expected == settings_of("osu", operation, size)
 
 
@@ -46,18 +46,22 @@ def test_osu_repeats_as_its_header_says(operation: str, size: str, warmups: int,
 )
 def test_imb_repeats_up_to_a_volume(size: str, warmups: int, repetitions: int) -> None:
     """Repeat at most 1000 times and 40 MiB; warm up a tenth of that, at least 10 times."""
-    expected = FixedSettings(warmups=warmups, batch=1, visits=1, repetitions=repetitions)
+    expected = FixedSettings(warmups=warmups, batch=1, visits=1, repetitions=repetitions, is_probed=False)
     assert expected == settings_of("imb", "all_reduce", size)
 
 
 def test_imb_reads_the_clock_around_its_loop_of_messages() -> None:
     """Time all messages of a pair together, as many as IMB sends."""
-    assert FixedSettings(warmups=64, batch=640, visits=1, repetitions=1) == settings_of("imb", "latency", "65536")
+    assert FixedSettings(warmups=64, batch=640, visits=1, repetitions=1, is_probed=False) == settings_of(
+        "imb", "latency", "65536"
+    )
 
 
 def test_nccl_tests_times_twenty_operations_together() -> None:
     """Make one warm-up, and time operations back to back, out of place and in place."""
-    assert FixedSettings(warmups=1, batch=20, visits=1, repetitions=1) == settings_of("nccl-tests", "all_reduce", "8")
+    assert FixedSettings(warmups=1, batch=20, visits=1, repetitions=1, is_probed=False) == settings_of(
+        "nccl-tests", "all_reduce", "8"
+    )
     cases = all_cases(CONVENTIONS["nccl-tests"].suite({}, 2).sweeps, 2)
     assert {(False, "pipelined", "nccl", "float32"), (True, "pipelined", "nccl", "float32")} == {
         (case.in_place, case.mode, case.backend, case.dtype) for case in cases
@@ -107,6 +111,8 @@ def test_an_operation_that_the_tool_lacks_is_refused() -> None:
         ("--as omb", "Unknown tool 'omb'; choose from nccl-tests, osu, imb."),
         ("--as osu --visits 3", "--as osu and --visits were both given; leave one of them out."),
         ("--as imb -c bibandwidth", "IMB has no test of bibandwidth; choose from "),
+        ("collectives --as osu", "--as osu and SUITE were both given; leave one of them out."),
+        ("--as osu --racks racks.txt", "--as osu and --racks were both given; leave one of them out."),
         ("--as imb --world-sizes 2", "--as imb and --world-sizes were both given; leave one of them out."),
     ],
 )

@@ -227,6 +227,13 @@ def test_imb_states_the_fastest_the_slowest_and_the_mean_rank() -> None:
     assert "# All processes entering MPI_Finalize" == lines[-1]
 
 
+def test_imb_invents_no_times_of_ranks() -> None:
+    """Print a comment for a run of an older version, which kept no mean of each rank."""
+    lines = render(summarise([make_record(rank_average_us=())]), "imb").splitlines()
+    assert "# 1024 B: the run has no mean of each rank" in lines
+    assert [] == [line for line in lines if line.strip() and not line.startswith("#") and "#bytes" not in line]
+
+
 @pytest.mark.parametrize(("operation", "ways"), [("latency", 1 / RANK_MEAN), ("sendrecv", 2)])
 def test_imb_rates_are_in_millions_of_bytes(operation: str, ways: float) -> None:
     """Print MB/s of a pair from its time, and of a ring from both directions and the slowest rank."""

@@ -24,7 +24,7 @@ COLUMNS = (  # noqa: SIM905 - reads like the contract
     "window, buffers, sync, loop, env, launches, visits, disturbed, state, state_share, repetitions, "
     "late_discarded, time_us, time_us_ci_low, "
     "time_us_ci_high, time_us_min, time_us_p25, time_us_p75, time_us_p95, time_us_rank_mean, time_us_mean, "
-    "time_us_mean_low, time_us_mean_high, skew_us, "
+    "time_us_mean_min, time_us_mean_max, skew_us, "
     "algbw_GBps, busbw_GBps, wrong, harness_us, framework_us, algorithm_requested, algorithm, energy_J, status, "
     "reason, flags"
 ).split(", ")
