@@ -244,3 +244,53 @@ def test_a_training_under_tune_gets_what_attaches_it(cluster: Cluster, tmp_path:
     out = run_task(cluster, "salloc", "-Q", "-N2", *tune, "srun", export, "-n", "2", "/bin/sh", "-c", script)
     site = ROOT / "commbench" / "live" / "site"
     assert {f"0 {site} set", f"1 {site} set"} == {line for line in out.splitlines() if line.endswith(" set")}
+
+
+#: A fork would not read the ``sitecustomize.py`` that attaches commbench.
+PYTHON = sys.executable
+#: A training that takes its rank from Slurm and prints a digest of its parameters.
+TRAINING = """
+import hashlib, os, torch
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+store = f"file://{os.environ['STORE']}"
+rank, ranks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)]))
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in range(120):
+    model(torch.randn(16, 256)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+bits = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+print("rank", rank, hashlib.sha256(bits).hexdigest(), flush=True)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_training_is_tuned_inside_and_outside_srun(cluster: Cluster, tmp_path: Path) -> None:
+    """Tune a training on two nodes; its parameters end as without tuning, and the run names its ranks' hosts."""
+    (tmp_path / "train.py").write_text(TRAINING)
+    training, srun = (PYTHON, str(tmp_path / "train.py")), ("srun", "-N2", "-n2")
+    digests = []
+    for place in ("untuned", "outside", "inside"):
+        tune = (*commbench(), "tune", "--steps", "100", "--out", str(tmp_path / place), "--")
+        words = {
+            "untuned": (*srun, *training),
+            "outside": ("salloc", "-Q", "-N2", *tune, *srun, *training),
+            "inside": (*srun, *tune, *training),
+        }[place]
+        variables = {"STORE": str(tmp_path / f"store-{place}"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = cluster.run(*words, env=cluster.environment(**variables))
+        assert 0 == done.returncode, done.stdout + done.stderr
+        digests.append(sorted(line for line in done.stdout.splitlines() if line.startswith("rank ")))
+        if place != "untuned":
+            assert (tmp_path / place / "run.json").exists(), done.stderr
+            assert (2, 2) == tuple(info(tmp_path / place)[key] for key in ("world_size", "nodes"))
+            assert info(tmp_path / place)["status"] in {"complete", "cut"}
+            assert (tmp_path / place / "recommendation.json").exists()
+    assert 2 == len(digests[0])
+    assert digests[0] == digests[1] == digests[2]
