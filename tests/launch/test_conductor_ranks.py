@@ -226,9 +226,10 @@ def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     assert_ended_in_time(tmp_path, PATIENCE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
-@pytest.mark.parametrize("lazy", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lazy", [0, 1])
 def test_a_real_rank_that_does_not_take_part_is_named(tmp_path: Path, lazy: int) -> None:
     """Name the sleeping rank by its idle CPU."""
     launcher = sabotage(tmp_path, "time.sleep(600)", lazy)

@@ -174,6 +174,7 @@ def test_a_launcher_without_environment_is_unchanged() -> None:
     assert "/usr/bin/env" not in MpirunLauncher(environ={}).command(2, ["-m", "program"])
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_mpi_over_tcp_is_found_to_be_slower_than_over_shared_memory(tmp_path: Path) -> None:
     """Find TCP slower by a variable that the conductor itself does not have."""

@@ -22,6 +22,7 @@ def test_links_have_the_rate_in_each_direction() -> None:
     assert 420 < sum(unshaped), unshaped
 
 
+@pytest.mark.slow
 def test_slow_hosts_and_uplinks_have_rates_of_their_own() -> None:
     """Share a rack's uplink among its hosts, and slow one host only."""
     across, inside = ("host0:host2 host1:host2", "host2:host0 host2:host1"), ("host0:host1 host2:host3", "host3:host2")

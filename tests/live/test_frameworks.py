@@ -12,7 +12,7 @@ import pytest
 
 from commbench.results import load_run
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.timeout(300)]
 
 TRAININGS = Path(__file__).parents[2] / "benchmarks" / "trainings"
 STEPS, TUNED = 90, 80
@@ -36,7 +36,7 @@ def digests(output: str) -> set[str]:
     return set(re.findall(r"\b[0-9a-f]{64}\b", output))
 
 
-@pytest.mark.parametrize("framework", ["transformers", pytest.param("lightning", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("framework", ["transformers", "lightning"])
 def test_an_unmodified_training_is_tuned_and_ends_alike(framework: str, tmp_path: Path) -> None:
     """Train to equal bits with and without tuning, and record the framework."""
     if importlib.util.find_spec(framework) is None:

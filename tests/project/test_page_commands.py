@@ -63,7 +63,7 @@ NOT_RUN = {
 #: Commands that start ranks or take long, on emulated hosts, and in Slurm.
 SLOW = re.compile(
     r"commbench (?:bench|env(?! --topology)|lab|run|train|tune|watch|check (?!\w))|--until-decided"
-    r"|python benchmarks|mpirun|torchrun|srun|sbatch"
+    r"|python benchmarks|mpirun|torchrun|srun|sbatch|--format tensorboard"
 )
 LAB = re.compile(r"commbench lab|--hostfile|planted\.py|validate_model\.py")
 SLURM = re.compile(r"srun|sbatch|SBATCH")
