@@ -86,21 +86,21 @@ bench: $(RUNTIME) ## Measure this machine, or the hosts in HOSTFILE; print the t
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 TOGETHER := not slow and not mpi and not lab and not slurm and not gpu
 FAST := $(TOGETHER) and not programs and not kept
-# These tests occupy the machine: one runs at a time.
-EXCLUSIVE := not slow and (mpi or lab or slurm or gpu)
+# These tests start ranks, emulated hosts or Slurm, and wait for them longer than they compute.
+OUTSIDE := not slow and (mpi or lab or slurm or gpu)
 # pytest ends with 5 if ARGS select no test.
 OR_NONE := || [ $$? -eq 5 ]
 
-test: $(DEV) ## Run all tests that are not slow: several at a time, then those that start ranks one by one.
+test: $(DEV) ## Run all tests that are not slow: those that start ranks last.
 	$(PYTEST) -m '$(TOGETHER)' $(ARGS) $(OR_NONE)
-	$(BIN)/python -m pytest -m '$(EXCLUSIVE)' $(ARGS) $(OR_NONE)
+	$(PYTEST) -m '$(OUTSIDE)' $(ARGS) $(OR_NONE)
 
 test-fast: $(DEV) ## Run the tests that start no programs and read no kept runs.
 	$(PYTEST) -m '$(FAST)' $(ARGS)
 
 test-all: $(DEV) ## Run all tests with all simulations and new random examples, the slow tests one at a time.
 	$(PYTEST) -m '$(TOGETHER)' --thorough $(ARGS) $(OR_NONE)
-	$(BIN)/python -m pytest -m '$(EXCLUSIVE)' --thorough $(ARGS) $(OR_NONE)
+	$(PYTEST) -m '$(OUTSIDE)' --thorough $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m slow --thorough $(ARGS)
 
 lint: $(DEV) ## Check style, format, types, the direction of imports, and words.

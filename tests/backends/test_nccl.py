@@ -107,6 +107,7 @@ def verified(nccl: ModuleType, size: int, change: Callable[[Any], None] | None =
     return run_threads(size, work)[0]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 4))])
 def test_every_operation_is_right(nccl: ModuleType, size: int) -> None:
     """Find no wrong element in any case, and refuse only what NCCL lacks."""
@@ -118,6 +119,7 @@ def test_every_operation_is_right(nccl: ModuleType, size: int) -> None:
     assert possible == {case.split()[1] for case in cases_by_finding["right"]}
 
 
+@pytest.mark.programs
 def test_an_operation_without_communication_is_detected(nccl: ModuleType) -> None:
     """Find wrong elements in every operation without communication."""
     cases_by_finding = verified(nccl, 2, change=lambda _: None)
@@ -262,6 +264,7 @@ def alone(record: Any) -> bool:
     return "among one rank nccl has nothing to do in place" in record.reason
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))])
 def test_every_operation_can_be_replayed(nccl: ModuleType, size: int) -> None:
     """Capture, verify and time every operation as a graph, the barrier included."""

@@ -34,6 +34,8 @@ from commbench.cli.predict import hook_name, parse_rates, parse_world_sizes
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.errors import InputError
 
+pytestmark = pytest.mark.programs
+
 KEPT = Path(__file__).parents[2] / "results" / "bench_xeon2core_20261121"
 STEPS = {"none": 420.0, "topk:0.01": 140.0}
 

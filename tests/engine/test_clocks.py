@@ -311,13 +311,14 @@ def test_ranks_estimate_a_simulated_offset(
     assert all(error <= bound for error, bound in zip(estimate["errors_ns"], estimate["bounds_ns"], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forks")
 @pytest.mark.lab
 def test_round_time_works_between_clocks(
     ahead: str, tmp_path: Path, mpirun: MpirunLauncher, mpi_environment: dict[str, str]
 ) -> None:
-    """Start together across clocks 1000 s apart, with the times of a common clock."""
+    """Start together across clocks 1000 s apart, with the times of a common clock. Other load would prevent it."""
     program = [sys.executable, "-m", "mpi4py", "-m", "commbench", "run", "--backend", "mpi", "--budget", "quick"]
     program += ["--collective", "all_reduce", "--sizes", "4M", "--sync", "round-time"]
     start = [str(mpirun.mpirun), "-n", "2", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]

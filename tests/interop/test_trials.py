@@ -167,6 +167,7 @@ def test_mlflow_has_a_parent_and_a_child_for_every_trial(mlflow: Any, store: Pat
     assert {"topk:0.01", "none"} == {p["hook"] for p in (c.data.params for c in children.values()) if "hook" in p}
 
 
+@pytest.mark.programs
 @pytest.mark.filterwarnings("ignore")  # as above
 def test_mlflow_takes_a_run_once(store: Path, tmp_path: Path) -> None:
     """Refuse a run logged before, and log another run of the same name."""
@@ -178,6 +179,7 @@ def test_mlflow_takes_a_run_once(store: Path, tmp_path: Path) -> None:
     write_mlflow(later, copy)
 
 
+@pytest.mark.programs
 @pytest.mark.filterwarnings("ignore")  # as above
 def test_mlflow_takes_an_imported_run_once(mlflow: Any, store: Path, tmp_path: Path) -> None:
     """Identify and date an imported run by its import."""
@@ -193,6 +195,7 @@ def test_mlflow_takes_an_imported_run_once(mlflow: Any, store: Path, tmp_path: P
     assert 1795305600000 == latest.info.start_time
 
 
+@pytest.mark.programs
 @pytest.mark.filterwarnings("ignore")  # as above
 def test_a_store_that_mlflow_cannot_use_is_refused(mlflow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Quote MLflow's error about an address in one sentence."""

@@ -60,9 +60,9 @@ NOT_RUN = {
     "needs an environment for the job: tests/launch/test_slurm.py runs the like": ("sbatch ", "srun python"),
     "needs another version of commbench beside this one": ("--reference ",),
 }
-#: Commands that start ranks or take long, on emulated hosts, and in Slurm.
+#: Commands that start ranks or draw figures, on emulated hosts, and in Slurm.
 SLOW = re.compile(
-    r"commbench (?:bench|env(?! --topology)|lab|run|train|tune|watch|check (?!\w))|--until-decided"
+    r"commbench (?:bench|env(?! --topology)|lab|predict|report|run|train|tune|watch|check (?!\w))|--until-decided"
     r"|python benchmarks|mpirun|torchrun|srun|sbatch|--format tensorboard"
 )
 LAB = re.compile(r"commbench lab|--hostfile|planted\.py|validate_model\.py")

@@ -230,10 +230,9 @@ def test_figures_of_the_intervals_of_live_tuning(theme: str) -> None:
     found = json.loads((RESULTS / newest(theme) / "live_tuning.json").read_text())["narrow"]
     text = " ".join(page("docs/tune-your-training.md").split())
     for name in ("train", "tune"):
-        *widths, last_width = (f"{100 * width:.1f}" for width in found[name])
-        *seconds, last_second = (f"{second:.0f}" for second in found[f"{name}_s"])
-        stated = f"{', '.join(widths)} and {last_width} % in {', '.join(seconds)} and {last_second} s"
-        assert stated in text, stated
+        widths = ", ".join(f"{100 * width:.1f}" for width in found[name])
+        seconds = ", ".join(f"{second:.0f}" for second in found[f"{name}_s"])
+        assert f"| {widths} % in {seconds} s |" in text
 
 
 def test_figures_of_selection() -> None:
