@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -55,7 +55,7 @@ from commbench.cli.request import (
 )
 from commbench.cli.train import backend_at, default_sweep, join_training, permission_of, plan_training
 from commbench.collectives.backends import TRAINING_BACKENDS
-from commbench.collectives.cases import Case
+from commbench.collectives.cases import Axes, Case
 from commbench.collectives.suites import Suite, load_suite
 from commbench.errors import InputError, find_entry
 from commbench.interop.conventions import CONVENTIONS
@@ -237,7 +237,7 @@ def run(
     return carry_out(settings, search, lambda: ranks_by_gpus(full_suite.backends))
 
 
-def _run_as(tool: str, axes: Mapping[str, Any], settings: Settings, budget: Budget) -> int:
+def _run_as(tool: str, axes: Axes, settings: Settings, budget: Budget) -> int:
     """Measure as another tool does; the tool names its backend."""
     convention = find_entry("tool", tool, CONVENTIONS)
     given = {axis: value for axis, value in axes.items() if value is not None}

@@ -6,10 +6,10 @@ import dataclasses
 import itertools
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from commbench.collectives.algorithms import AUTO, Choice
 from commbench.collectives.backends import USUAL_BACKENDS, find_backend
@@ -119,6 +119,10 @@ class Case:
         )  # None: a row of another tool, which does not state it
         words += [f"under {self.env}"] * bool(self.env)
         return " ".join(words)
+
+
+#: Values for fields of `Sweep`, by the name of the field.
+Axes: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from commbench.collectives.cases import Sweep
+from commbench.collectives.cases import Axes, Sweep
 from commbench.errors import InputError, unknown_choice
 
 #: Directories of commbench's own suites: beside the package in a checkout, below the prefix when installed.
@@ -24,7 +23,7 @@ class Suite:
     name: str
     sweeps: Sequence[Sweep]
 
-    def override(self, axes: Mapping[str, Any]) -> Suite:
+    def override(self, axes: Axes) -> Suite:
         """Return the suite with axes replaced in every sweep; sweeps that become equal are measured once.
 
         Raises:

@@ -8,11 +8,10 @@ Sources: ``src/common.cu`` of nccl-tests 2.19.6 and the first example of its REA
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from commbench.collectives.cases import Case, Sweep
+from commbench.collectives.cases import Axes, Case, Sweep
 from commbench.collectives.operations import OPERATIONS, Operation, find_operation
 from commbench.collectives.suites import Suite
 from commbench.engine.records import FixedSettings
@@ -50,7 +49,7 @@ class Convention:
     settings: Callable[[Operation, int], FixedSettings]
     """Warm-up and repetitions of an operation at a size in bytes, as the tool counts it."""
 
-    def suite(self, axes: Mapping[str, Any], ranks: int) -> Suite:
+    def suite(self, axes: Axes, ranks: int) -> Suite:
         """Return what the tool measures on ``ranks`` ranks.
 
         Args:
@@ -64,7 +63,7 @@ class Convention:
         sweeps = [self._sweep(find_operation(name), axes, ranks) for name in operations]
         return Suite(name=f"as-{self.tool.lower()}", sweeps=sweeps)
 
-    def _sweep(self, operation: Operation, axes: Mapping[str, Any], ranks: int) -> Sweep:
+    def _sweep(self, operation: Operation, axes: Axes, ranks: int) -> Sweep:
         if not self.has(operation):
             tests = ", ".join(entry.name for entry in OPERATIONS.values() if self.has(entry))
             raise InputError(f"{self.tool} has no test of {operation.name}; choose from {tests}.")

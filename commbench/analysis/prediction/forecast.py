@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 from commbench.analysis.prediction.breakeven import (
     SLOWEST_BPS,
@@ -301,6 +301,9 @@ class BreakEvenRateForecast(TrainingForecast):
         return self.hook
 
 
+#: Values of columns that forecasts share, by the name of the column.
+Columns: TypeAlias = Mapping[str, Any]
+
 AnyForecast = CollectiveForecast | StepForecast | BreakEvenForecast | BreakEvenRateForecast
 #: Columns of one table of all rows; a row leaves the columns of other kinds empty.
 COLUMNS = tuple(
@@ -353,7 +356,7 @@ def collective_forecasts(
 
 
 def _collective(
-    family: Family, curve: GrowingCurve, columns: Mapping[str, Any], rate: float | None, ranks_per_node: int
+    family: Family, curve: GrowingCurve, columns: Columns, rate: float | None, ranks_per_node: int
 ) -> CollectiveForecast:
     size, ranks = columns["message_bytes"], columns["world_size"]
     try:
@@ -430,7 +433,7 @@ def training_forecasts(
 
 
 def _step(
-    steps: UncertainSteps, hook: str, caps: Sequence[str], columns: Mapping[str, Any], *, is_lower_bound: bool
+    steps: UncertainSteps, hook: str, caps: Sequence[str], columns: Columns, *, is_lower_bound: bool
 ) -> StepForecast:
     model = steps.likely
     try:
@@ -465,7 +468,7 @@ def _rests_on(steps: UncertainSteps, cases: Iterable[TrainingCase], *, is_lower_
 
 
 def _break_even(
-    steps: UncertainSteps, caps: Sequence[str], columns: Mapping[str, Any], *, is_lower_bound: bool
+    steps: UncertainSteps, caps: Sequence[str], columns: Columns, *, is_lower_bound: bool
 ) -> BreakEvenForecast:
     if is_lower_bound:
         reason = _unknown_start_up(columns["workload"], f"Whether top-k pays for {columns['workload']}")
@@ -518,7 +521,7 @@ def _network_at(
     return network.at(backend, ranks, rate_bps=rate_bps, ranks_per_node=ranks_per_node)
 
 
-def _break_even_rate(search: RateSearch, held_out: HeldOut, columns: Mapping[str, Any]) -> BreakEvenRateForecast:
+def _break_even_rate(search: RateSearch, held_out: HeldOut, columns: Columns) -> BreakEvenRateForecast:
     hook = columns["hook"]
     try:
         rate_bps = search.rate_bps(hook)
