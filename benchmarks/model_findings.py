@@ -15,7 +15,7 @@ from commbench.stats import MARGIN
 from commbench.tuner.validation import WIDEST, HeldOutPair, Outcome
 
 #: What the model must come to, as shares.
-STEP_AIM, SIZE_AIM, GROWTH_AIM, COST_AIM = 0.10, 0.10, 0.20, 0.25
+STEP_AIM, SIZE_AIM, GROWTH_AIM, COST_AIM, DENSITY_AIM = 0.10, 0.10, 0.20, 0.25, 0.10
 #: So many densities must have won or lost as predicted.
 POINTS_AIM = 4
 
@@ -29,7 +29,7 @@ class Check:
     """Scenario, network or run."""
     what: str
     quantity: str
-    """``step_ms``, ``speedup``, ``time_us``."""
+    """``step_ms``, ``speedup``, ``time_us``, ``density``."""
     predicted: float
     measured: float
     measured_ci_low: float | None = None
@@ -161,6 +161,7 @@ class Findings:
             ("scenarios", "step_ms", STEP_AIM, "the step at held-out settings"),
             ("collectives", "time_us", SIZE_AIM, "collectives at unmeasured sizes"),
             ("growth", "time_us", GROWTH_AIM, "Gloo all_reduce on more hosts than it was fitted to"),
+            ("break-even", "density", DENSITY_AIM, "the density at which top-k and dense gradients take equally long"),
         ):
             errors = self.errors(part, quantity)
             if errors:

@@ -7,7 +7,7 @@
   launches: what the choice loses, what it cost, how far predictions were off;
 - *collectives*: message sizes that double, as people measure them, and one between each two, predicted from these;
 - *growth*: Gloo on 2 to 8 hosts, 6 and 8 predicted from 2 to 4;
-- *break-even*: top-k of several densities, won or lost against sending gradients whole, as predicted or not.
+- *break-even*: top-k of densities around the predicted break-even with dense gradients, and the measured break-even.
 
 Exit code 0 if every aim is met and 1 if not; the same command goes on with what is not finished.
 """
@@ -31,7 +31,13 @@ import torch
 from keeping import write_facts
 from model_findings import Check, Findings, Judged, tables
 
-from commbench.analysis.prediction.breakeven import break_even, compare_with_measured
+from commbench.analysis.prediction.breakeven import (
+    DENSEST,
+    BreakEven,
+    break_even,
+    compare_with_measured,
+    measured_break_even,
+)
 from commbench.analysis.prediction.larger import model_on_network
 from commbench.analysis.prediction.network import NetworkModel
 from commbench.analysis.prediction.steps import StepModel
@@ -82,12 +88,8 @@ HOSTS = 2
 #: Networks whose collectives are measured at many sizes.
 DENSE_RATES = ("1gbit", "none")
 GROWTH_RATE, GROWTH_RANKS, FITTED_RANKS = "200mbit", "2,3,4,6,8", 4
-#: Where top-k is tried: the scenario that the prediction is fitted to, hosts, rate, sparse and dense ones.
-BREAK_EVENS = (
-    ("mlp@500mbit", 2, "500mbit", (0.02, 0.1, 0.5)),
-    ("mlp@2gbit", 2, "2gbit", (0.002, 0.05, 0.5)),
-    ("mlp@500mbit", 4, "500mbit", (0.005, 0.05, 0.4)),
-)
+#: Densities that are tried, over the predicted break-even.
+TRIED = (0.4, 0.7, 1.0, 1.4, 2.0)
 #: Steps of a block and launches in which the choice and the sweep's best meet: luck made the best what it is.
 FRESH_STEPS, FRESH_LAUNCHES = 12, 10
 #: A sub-run that takes longer hangs.
@@ -161,6 +163,39 @@ class Scenario:
             )
         size = int(batch) if batch else None
         return cls(name=name, workload=workload, batch=size, rate=rate, offloaded=name.startswith(OFFLOADED))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Where top-k of several densities is tried."""
+
+    fitted_to: str
+    """Scenario to whose runs the prediction is fitted."""
+    hosts: int
+    rate: str
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario by its name."""
+        return Scenario.parse(self.fitted_to)
+
+    @property
+    def run(self) -> str:
+        """Name of the run that is measured."""
+        return f"densities_{self.scenario.workload}_{self.hosts}hosts_{self.rate}"
+
+    @property
+    def label(self) -> str:
+        """Words for tables."""
+        return f"{self.scenario.workload}, {self.hosts} hosts, {self.rate}"
+
+
+CLUSTERS = (
+    Cluster(fitted_to="mlp@500mbit", hosts=2, rate="500mbit"),
+    Cluster(fitted_to="mlp@2gbit", hosts=2, rate="2gbit"),
+    Cluster(fitted_to="mlp@500mbit", hosts=4, rate="500mbit"),
+    Cluster(fitted_to="mlp@500mbit", hosts=8, rate="200mbit"),
+)
 
 
 # ------------------------------------------------------------------------------------------------------- measuring
@@ -273,12 +308,29 @@ def measure_growth(runs: Runs, scope: Scope) -> None:
     runs.make("growth", command, hosts=int(GROWTH_RANKS.rpartition(",")[2]), rate=GROWTH_RATE)
 
 
-def measure_break_even(runs: Runs, scenario: Scenario, hosts: int, rate: str, densities: Sequence[float]) -> None:
-    """Top-k of several densities beside no hook."""
+def predict_break_even(runs: Runs, cluster: Cluster) -> BreakEven:
+    """The break-even density, from the scenario's runs and, for more hosts, from collectives on fewer."""
+    swept, tuned = (runs.load(f"{kind}_{cluster.fitted_to}") for kind in ("train", "tune"))
+    case = _swept(swept).baseline.case
+    network = NetworkModel.fit(tuned.records).at(case.backend, case.world_size)
+    model = StepModel.calibrate(WorkloadFacts.from_json(swept.info["facts"]), network, swept.training_records)
+    if cluster.hosts != HOSTS:
+        growth = runs.load("growth")
+        larger = network_up_to(growth.records, growth.info, cluster.hosts - 1)
+        rate_bps = parse_link_rate(cluster.rate)
+        there = larger.at(case.backend, cluster.hosts, rate_bps=rate_bps, has_shared_cores=True)
+        model = model_on_network(model, there)
+    return break_even(model, [DEFAULT_CAP])
+
+
+def measure_break_even(runs: Runs, cluster: Cluster, predicted: BreakEven) -> None:
+    """Top-k of densities around the predicted one beside no hook."""
+    around = predicted.density or predicted.byte_density
+    densities = dict.fromkeys(float(f"{min(around * factor, DENSEST):.2g}") for factor in TRIED)
     hooks = ",".join(["none", *(f"topk:{density:g}" for density in densities)])
-    command = ["train", *runs.options(scenario), "--bucket-cap-mb", DEFAULT_CAP, "--hook", hooks, "--seed", "1"]
-    name = f"densities_{scenario.workload}_{hosts}hosts_{rate}"
-    runs.make(name, [*command, "--launches", "4", "--confirm-launches", "1"], hosts=hosts, rate=rate)
+    command = ["train", *runs.options(cluster.scenario), "--bucket-cap-mb", DEFAULT_CAP, "--hook", hooks, "--seed", "1"]
+    launches = ["--launches", "4", "--confirm-launches", "1"]
+    runs.make(cluster.run, [*command, *launches], hosts=cluster.hosts, rate=cluster.rate)
 
 
 # --------------------------------------------------------------------------------------------------------- judging
@@ -376,23 +428,17 @@ def judge_growth(found: Findings, runs: Runs) -> None:
         found.add(part, f"{key}, {GROWTH_RATE}", "time_us", "held_out", [one])
 
 
-def judge_break_even(found: Findings, runs: Runs, name: str, hosts: int, rate: str) -> None:
-    """Hold what top-k did at several densities against the break-even predicted from another run."""
-    scenario = Scenario.parse(name)
-    swept, tuned = runs.load(f"train_{name}"), runs.load(f"tune_{name}")
-    case = _swept(swept).baseline.case
-    network = NetworkModel.fit(tuned.records).at(case.backend, case.world_size)
-    model = StepModel.calibrate(WorkloadFacts.from_json(swept.info["facts"]), network, swept.training_records)
-    if hosts != HOSTS:
-        growth = runs.load("growth")
-        larger = network_up_to(growth.records, growth.info, hosts - 1)
-        there = larger.at(case.backend, hosts, rate_bps=parse_link_rate(rate), has_shared_cores=True)
-        model = model_on_network(model, there)
-    predicted = break_even(model, [DEFAULT_CAP])
-    measured = runs.load(f"densities_{scenario.workload}_{hosts}hosts_{rate}")
-    for point in compare_with_measured(predicted, measured.training_rows):
-        found.points.append({"where": f"{scenario.workload}, {hosts} hosts, {rate}", **dataclasses.asdict(point)})
-        found.points[-1]["agrees"] = point.agrees
+def judge_break_even(found: Findings, runs: Runs, cluster: Cluster, predicted: BreakEven) -> None:
+    """Hold what top-k did at several densities against the break-even predicted from other runs."""
+    points = compare_with_measured(predicted, runs.load(cluster.run).training_rows)
+    for point in points:
+        found.points.append({"where": cluster.label, **dataclasses.asdict(point), "agrees": point.agrees})
+    crossing = measured_break_even(points)
+    if crossing is None or predicted.density is None:
+        runs.show(f"{cluster.label}: no break-even within the densities tried; predicted {predicted.density}")
+        return
+    held = HeldOutPair(what="break-even of top-k", predicted=predicted.density, measured=crossing)
+    found.add("break-even", cluster.label, "density", "held_out", [held])
 
 
 # ------------------------------------------------------------------------------------------------------------ all
@@ -414,13 +460,15 @@ def validate(scope: Scope, scenarios: Sequence[Scenario], parts: Sequence[str], 
     if "growth" in parts:
         measure_growth(runs, scope)
         judge_growth(found, runs)
-    for name, hosts, rate, densities in BREAK_EVENS if "break-even" in parts else ():
-        needed = [f"train_{name}", f"tune_{name}", *([] if hosts == HOSTS else ["growth"])]
+    for cluster in CLUSTERS if "break-even" in parts else ():
+        needed = [f"train_{cluster.fitted_to}", f"tune_{cluster.fitted_to}"]
+        needed += [] if cluster.hosts == HOSTS else ["growth"]
         if missing := [run for run in needed if not runs.has(run)]:
-            runs.show(f"no densities on {hosts} hosts at {rate}, for {missing[0]} was not measured")
+            runs.show(f"no densities of {cluster.label}, for {missing[0]} was not measured")
             continue
-        measure_break_even(runs, Scenario.parse(name), hosts, rate, densities)
-        judge_break_even(found, runs, name, hosts, rate)
+        predicted = predict_break_even(runs, cluster)
+        measure_break_even(runs, cluster, predicted)
+        judge_break_even(found, runs, cluster, predicted)
     return found
 
 

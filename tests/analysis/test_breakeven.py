@@ -11,7 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from test_larger_steps import calibrated
 from training_builders import make_training_case
 
-from commbench.analysis.prediction.breakeven import DENSEST, BreakEven, break_even, compare_with_measured
+from commbench.analysis.prediction.breakeven import (
+    DENSEST,
+    BreakEven,
+    break_even,
+    compare_with_measured,
+    measured_break_even,
+)
 from commbench.analysis.prediction.closed_forms import ALGORITHMS, Hop
 from commbench.analysis.prediction.larger import best_buckets, model_on_network, model_with_density
 from commbench.analysis.prediction.steps import HookCost
@@ -128,6 +134,18 @@ def test_measured_wins_and_losses_agree_or_not() -> None:
     assert [point.agrees for point in never] == [False, False, None, True]
     with pytest.raises(InputError, match="no step with none was measured on 8 ranks"):
         compare_with_measured(BreakEven(world_size=8, dense_ms=1.0, density=0.1), rows)
+
+
+@pytest.mark.parametrize(
+    ("tried", "expected"), [((0.1, 0.2, 0.4), 0.25), ((0.25, 0.5), 0.25), ((0.01, 0.2), None), ((0.3, 0.5), None)]
+)
+def test_the_measured_break_even_lies_between_a_win_and_a_loss(
+    tried: tuple[float, ...], expected: float | None
+) -> None:
+    """Recover the break-even of steps of 50 ms plus 200 ms times the density, beside a dense step of 100 ms."""
+    rows = [row("none", 100.0), *(row(f"topk:{density}", 50 + 200 * density) for density in tried)]
+    points = compare_with_measured(BreakEven(world_size=4, dense_ms=100.0, density=0.3), rows)
+    assert measured_break_even(points) == (None if expected is None else pytest.approx(expected))
 
 
 @pytest.mark.parametrize(("bounds", "won"), [((1.1, 1.3), True), ((0.7, 0.9), False), ((0.9, 1.2), None)])

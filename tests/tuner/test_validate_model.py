@@ -98,7 +98,12 @@ def test_one_bad_scenario_fails(findings: ModuleType, changes: dict[str, Any], m
 
 @pytest.mark.parametrize(
     ("part", "quantity", "aim"),
-    [("scenarios", "step_ms", 0.1), ("collectives", "time_us", 0.1), ("growth", "time_us", 0.2)],
+    [
+        ("scenarios", "step_ms", 0.1),
+        ("collectives", "time_us", 0.1),
+        ("growth", "time_us", 0.2),
+        ("break-even", "density", 0.1),
+    ],
 )
 def test_errors_are_medians_over_held_out_predictions(
     findings: ModuleType, part: str, quantity: str, aim: float

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from commbench.analysis.prediction.larger import (
     LargerNetwork,
@@ -202,6 +203,24 @@ def compare_with_measured(
             )
         )
     return points
+
+
+def measured_break_even(points: Sequence[MeasuredPoint]) -> float | None:
+    """Return the density at which top-k and the dense step took equally long; None if all points lie on one side.
+
+    Selecting, sending and adding values take time in proportion to their number. So the ratio of both steps is
+    interpolated linearly over the density, between the last point that won and the next.
+
+    Args:
+        points: of one network.
+    """
+    ratios = sorted((point.density, 1 / point.speedup) for point in points)
+    crossings = [
+        sparser + (1 - ratio) / (next_ratio - ratio) * (denser - sparser)
+        for (sparser, ratio), (denser, next_ratio) in pairwise(ratios)
+        if ratio <= 1 < next_ratio
+    ]
+    return crossings[-1] if crossings else None
 
 
 def _gathered_density(row: TrainingRow) -> float | None:
