@@ -1,6 +1,7 @@
 """Tests of launches under several environments, with simulated ranks and with MPI."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from commbench.launch.launchers.base import Placement
 from commbench.results import load_run
 from commbench.results.plan import LaunchPlan, plan_launch
 
+SECOND_LINK = Path(__file__).parents[2] / "benchmarks" / "launch" / "second_link.sh"
 ENVS = ("A=1", "A=1 (again)", "A=2", "A=default")
 CASES = Sweep(backends=["mpi"], sizes=[8, 1024], env=["A=1,2,default"]).cases(2)
 REQUEST = make_request(CASES, launches=5)
@@ -189,6 +191,22 @@ def test_mpi_over_tcp_is_found_to_be_slower_than_over_shared_memory(tmp_path: Pa
     assert other > 2 * max(first, again)
     values = [launch["variables"]["OMPI_MCA_btl"]["ranks"] for launch in info["launches"]]
     assert {("tcp,self",), ("sm,self",)} == set(map(tuple, values))
+
+
+@pytest.mark.slow
+@pytest.mark.lab
+@pytest.mark.timeout(300)
+def test_the_faster_of_two_links_is_found(tmp_path: Path) -> None:
+    """Find the interface of twice the rate on hosts with two links, and no such difference in the control."""
+    words = ["run", "--backend", "gloo", "-c", "all_reduce", "--sizes", "4M", "--launches", "3", "--out", str(tmp_path)]
+    commbench = [sys.executable, "-m", "commbench"]
+    command = [*commbench, *words, "--env", "GLOO_SOCKET_IFNAME=eth0,eth1"]
+    lab = [*commbench, "lab", "run", "--hosts", "2", "--rate", "200mbit", "--", "bash", str(SECOND_LINK), "400mbit"]
+    done = subprocess.run([*lab, *command], capture_output=True, text=True, timeout=280, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    times = {row.env.partition("=")[2]: row.time_us or 0.0 for row in load_run(tmp_path).rows}
+    assert 0.6 < times["eth0 (again)"] / times["eth0"] < 1.6
+    assert 0.3 < times["eth1"] / times["eth0"] < 0.75
 
 
 def test_a_suite_of_one_value_measures_its_control() -> None:

@@ -29,7 +29,8 @@ def run_script(name: str, *arguments: str, cwd: Path, **variables: str) -> "subp
 
 
 @pytest.mark.parametrize(
-    ("name", "lines"), [("slurm.sbatch", 50), ("pbs.sh", 50), ("torchrun.sh", 50), ("one_gpu.sh", 120)]
+    ("name", "lines"),
+    [("slurm.sbatch", 50), ("pbs.sh", 50), ("torchrun.sh", 50), ("second_link.sh", 50), ("one_gpu.sh", 120)],
 )
 def test_scripts_are_short_executable_and_sound(name: str, lines: int) -> None:
     """Pass bash's syntax check, and be short and executable."""
