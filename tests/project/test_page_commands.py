@@ -44,6 +44,8 @@ PLACEHOLDERS = {
     "/var/lib/": "",
     "http://server:5000": "sqlite:///mlflow.db",
 }
+#: A person's own mpirun needs these where she is root.
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 RECIPE = "needs the code of a recipe: tests/project/test_extending.py runs it"
 #: Lines with these words are not run here, by reason.
 NOT_RUN = {
@@ -59,6 +61,7 @@ NOT_RUN = {
     "is started on each host of a lab": ("host0:29500 benchmarks",),
     "needs an environment for the job: tests/launch/test_slurm.py runs the like": ("sbatch ", "srun python"),
     "needs another version of commbench beside this one": ("--reference ",),
+    "needs a program of another project": ("IMB-MPI1",),
 }
 #: Commands that start ranks or draw figures, on emulated hosts, and in Slurm.
 SLOW = re.compile(
@@ -96,6 +99,7 @@ for _ in range(200):
     model(torch.randn(16, 64)).square().mean().backward()
     optimizer.step()
 dist.destroy_process_group()
+os._exit(0)  # a thread of Gloo may abort a process that returns
 """
 
 
@@ -104,7 +108,7 @@ def texts_of(page: str) -> list[str]:
     texts = blocks_of(page)
     for phrase in re.findall(r"`([^`\n]+)`", BLOCK.sub("", page)):
         words = phrase.replace("&#124;", "|").partition(" ")[2]
-        is_mention = re.fullmatch(r"(?:lab )?[a-z]+", words) and words not in COMPLETE
+        is_mention = re.fullmatch(r"(?:lab )?[a-z]+(?: --)?", words) and words not in COMPLETE
         if COMMAND.match(phrase) and "..." not in phrase and not (phrase.startswith("commbench ") and is_mention):
             texts.append(phrase)
     return texts
@@ -241,6 +245,7 @@ def walk(text: str, place: Path, *, is_rehearsal: bool = False, **variables: str
     environment = {
         **inherited,
         **NO_OFI,
+        **AS_ROOT,
         "PATH": os.pathsep.join(map(str, [*bins, place / "bin", Path(sys.executable).parent, inherited["PATH"]])),
         "PYTHONPATH": str(ROOT),
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
