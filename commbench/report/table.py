@@ -311,7 +311,7 @@ def precision_of(rows: Iterable[Row], info: RunInfo, states: Mapping[str, Machin
             widths.setdefault(row.backend, []).append(half_width)
     parts = [
         f"{backend} {sum(width <= target for width in of_backend)} of {counted(len(of_backend), 'row')} "
-        f"(median {100 * median(of_backend):.2g} %)"
+        f"(median {_half_width(median(of_backend))})"
         for backend, of_backend in widths.items()
     ]
     sentences = [f"Intervals within {100 * target:g} % either way: {', '.join(parts)}."] if parts else []
@@ -323,6 +323,11 @@ def precision_of(rows: Iterable[Row], info: RunInfo, states: Mapping[str, Machin
             "collectives.csv both."
         )
     return sentences
+
+
+def _half_width(share: float) -> str:
+    """Return a relative half-width in per cent; from 100 % on it says nothing but that."""
+    return f"{100 * share:.2g} %" if share < 1 else "over 100 %"
 
 
 def unlike_peers(rows: Iterable[Row], info: RunInfo) -> list[str]:

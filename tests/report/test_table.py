@@ -12,7 +12,7 @@ from rich.console import Console
 
 from commbench.engine.flags import FLAGS
 from commbench.engine.records import Record, Row
-from commbench.report.table import columns_of, format_time_us, render_table, unlike_peers, warnings_for
+from commbench.report.table import columns_of, format_time_us, precision_of, render_table, unlike_peers, warnings_for
 
 
 def render(records: list[Record], width: int = 100) -> str:
@@ -240,6 +240,14 @@ def test_an_interval_of_many_powers_of_ten_says_wide() -> None:
     row = Row(time_us=1.0, time_us_ci_low=1e-6, time_us_ci_high=1e6)
     assert "1.00 us [wide]" == format_time_us(row)
     assert "1.00 us [0.50, 2.00]" == format_time_us(dataclasses.replace(row, time_us_ci_low=0.5, time_us_ci_high=2.0))
+
+
+@pytest.mark.parametrize(("high", "stated"), [(1.2, "10 %"), (1e8, "over 100 %")])
+def test_precision_is_the_median_half_width(high: float, stated: str) -> None:
+    """State the median half-width in per cent as long as it says something."""
+    row = Row(status="ok", backend="mpi", time_us=1.0, time_us_ci_low=1.0, time_us_ci_high=high)
+    (sentence,) = precision_of([row], make_info(), {})
+    assert f"0 of 1 row (median {stated})" in sentence
 
 
 def test_the_difference_from_other_tools_is_stated() -> None:
