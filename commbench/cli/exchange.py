@@ -33,7 +33,9 @@ from commbench.units import counted
 def export(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", show_default=False, help="A run directory."),
+        typer.Argument(
+            metavar="RUN...", show_default=False, help="A run directory; for history several, or a folder of runs."
+        ),
     ],
     style: Annotated[str, typer.Option("--format", metavar="FORM", help=f"One of {join_names(EXPORTS)}.")],
     out: Annotated[
@@ -42,7 +44,8 @@ def export(
             "--out",
             metavar="PATH",
             help="Where to: openmetrics a file NAME.prom, parquet and tensorboard a directory, each by default in RUN; "
-            "mlflow an SQLite file, by default what MLFLOW_TRACKING_URI says; nccl-tuner a file, by default in RUN.",
+            "mlflow an SQLite file, by default what MLFLOW_TRACKING_URI says; nccl-tuner a file, by default in RUN; "
+            "history a file NAME.csv, which grows from run to run.",
         ),
     ] = None,
     expect: Expect = None,
@@ -50,7 +53,8 @@ def export(
 ) -> int:
     """Export a run to Prometheus, data frames, TensorBoard, MLflow or NCCL; needs neither torch nor MPI.
 
-    With --expect the metrics for Prometheus say which expectations the run meets, as commbench check does.
+    With --expect the metrics for Prometheus say which expectations the run meets, as commbench check does. The form
+    history adds runs to a file in which Apache Otava finds change points.
     """
     check_choice("format", style, EXPORTS)
     paths = [path for each in runs for path in runs_in(each)]

@@ -1,4 +1,4 @@
-"""Exports of runs: metrics for Prometheus, tables, trials, tuner rules for NCCL."""
+"""Exports of runs: metrics for Prometheus, tables, trials, a history for change points, tuner rules for NCCL."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from commbench.analysis.expectations import Answer
 from commbench.errors import InputError
+from commbench.interop.exports.history import write_history
 from commbench.interop.exports.nccl_tuner import write_nccl_tuner
 from commbench.interop.exports.openmetrics import write_openmetrics
 from commbench.interop.exports.parquet import write_parquet
@@ -51,4 +52,5 @@ EXPORTS: Mapping[str, Export] = {
     "tensorboard": _of_one(write_tensorboard),
     "mlflow": _of_one(write_mlflow),
     "nccl-tuner": _of_one(write_nccl_tuner),
+    "history": Export(write=lambda runs, out, _: write_history(runs, out), takes_several_runs=True),
 }
