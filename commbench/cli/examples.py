@@ -72,7 +72,14 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType(
             ("commbench report results/monday results/friday", "both on one page"),
             ("commbench report results/mine --format nccl-tests", "or osu: for parsers that exist"),
         ),
-        "export": (("commbench export results/mine --format openmetrics", "or parquet, tensorboard, mlflow"),),
+        "export": (
+            ("commbench export results/mine --format openmetrics", "or parquet, tensorboard, mlflow"),
+            (
+                "commbench export results/mine --format openmetrics --expect benchmarks/accept_node.expect",
+                "also which expectations are met",
+            ),
+            ("commbench export results/mine --format history --out history.csv", "for change points over many runs"),
+        ),
         "import": (
             ("commbench import nccl.txt -n 8 --out results/theirs", "the ranks, where the file does not state them"),
         ),

@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from commbench.cli.options import join_names
+from commbench.analysis.expectations import judge, read_expectations
+from commbench.cli.options import Expect, LinkRate, join_names
 from commbench.cli.request import default_out
 from commbench.cli.terminal import make_console
 from commbench.collectives.datatypes import DTYPES, find_dtype
@@ -23,14 +24,19 @@ from commbench.interop.exports import EXPORTS
 from commbench.interop.imports import TOOLS, Imported, ImportOptions, Source, import_outputs
 from commbench.interop.imports.param import PARAM_BACKENDS
 from commbench.launch.tables import write_tables
-from commbench.results import Store, load_run
+from commbench.results import Store, load_run, runs_in
 from commbench.results.files import encode
 from commbench.schema import MOST_RANKS
 from commbench.units import counted
 
 
 def export(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", show_default=False, help="A run directory; for history several, or a folder of runs."
+        ),
+    ],
     style: Annotated[str, typer.Option("--format", metavar="FORM", help=f"One of {join_names(EXPORTS)}.")],
     out: Annotated[
         Path | None,
@@ -38,13 +44,27 @@ def export(
             "--out",
             metavar="PATH",
             help="Where to: openmetrics a file NAME.prom, parquet and tensorboard a directory, each by default in RUN; "
-            "mlflow an SQLite file, by default what MLFLOW_TRACKING_URI says; nccl-tuner a file, by default in RUN.",
+            "mlflow an SQLite file, by default what MLFLOW_TRACKING_URI says; nccl-tuner a file, by default in RUN; "
+            "history a file NAME.csv, which grows from run to run.",
         ),
     ] = None,
+    expect: Expect = None,
+    link: LinkRate = "",
 ) -> int:
-    """Export a run to Prometheus, data frames, TensorBoard, MLflow or NCCL; needs neither torch nor MPI."""
+    """Export a run to Prometheus, data frames, TensorBoard, MLflow or NCCL; needs neither torch nor MPI.
+
+    With --expect the metrics for Prometheus say which expectations the run meets, as commbench check does. The form
+    history adds runs to a file in which Apache Otava finds change points.
+    """
     check_choice("format", style, EXPORTS)
-    make_console().print(f"Written: {EXPORTS[style](load_run(path), out)}", markup=False, soft_wrap=True)
+    paths = [path for each in runs for path in runs_in(each)]
+    EXPORTS[style].check(style, paths, expect or [])
+    if link and not expect:
+        raise InputError(f"--link {link} is of --expect; add an expectation, or leave the rate out.")
+    loaded_runs = [load_run(path) for path in paths]
+    answers = judge(loaded_runs[0], read_expectations(expect), link) if expect else []
+    destination = EXPORTS[style].write(loaded_runs, out, answers)
+    make_console().print(f"Written: {destination}", markup=False, soft_wrap=True)
     return 0
 
 

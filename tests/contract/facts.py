@@ -56,6 +56,7 @@ ADDED = frozenset(
         "env",
         "env_reason",
         "framework_us",
+        "options/export/argument 0",  # takes several runs
         "options/run/--bisect",
         "options/run/--racks",
         "persistent",

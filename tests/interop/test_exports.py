@@ -56,6 +56,23 @@ def test_no_run_no_export(export: Command, tmp_path: Path) -> None:
     assert (2, True) == (code, "holds no run" in complaint)
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((BENCH, "--format", "openmetrics"), "--format openmetrics takes one run, and 2 were given"),
+        (("--format", "parquet", "--expect", "wrong = 0"), "--expect is of --format openmetrics"),
+        (("--format", "history", "--expect", "wrong = 0"), "--expect is of --format openmetrics"),
+        (("--format", "openmetrics", "--link", "1gbit"), "--link 1gbit is of --expect"),
+        (("--format", "openmetrics", "--expect", "wrong <= 0"), "wrong takes ="),
+    ],
+)
+def test_what_a_form_does_not_take_is_refused(export: Command, words: tuple[object, ...], sentence: str) -> None:
+    """Refuse several runs and expectations for forms of one run without them, and a rate without expectations."""
+    code, output, complaint = export(MATRIX, *words)
+    assert (2, "") == (code, output)
+    assert sentence in complaint
+
+
 @pytest.mark.parametrize("style", ["parquet", "tensorboard", "mlflow"])
 def test_a_missing_package_is_named_with_the_command(
     style: str, export: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

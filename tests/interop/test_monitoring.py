@@ -142,7 +142,8 @@ def test_prometheus_understands_the_alerts_and_every_query(promtool: str, tmp_pa
 
 
 def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
-    """Fire for a slower interval, wrong data, a slow host and an old run, not for equal intervals."""
+    """Fire for a slower interval, wrong data, a slow host, an old run and a missed expectation, not for equal times."""
+    expectation = "commbench_expectation"
     case = 'benchmark="nightly",backend="gloo",operation="all_reduce",message_bytes="{}"'
     slower, equal = case.format(8), case.format(64)
     series = {  # a value a day
@@ -156,6 +157,9 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
         'commbench_run_start_timestamp_seconds{benchmark="nightly"}': "0x12",
         'commbench_run_complete{benchmark="nightly"}': "1x12",
         'node_textfile_scrape_error{instance="host3"}': "0x6 1x5",
+        f'{expectation}{{benchmark="nightly",expectation="wrong = 0",outcome="not met"}}': "0x6 1x5",
+        f'{expectation}{{benchmark="nightly",expectation="wrong = 0",outcome="met"}}': "1x6 0x5",
+        f'{expectation}{{benchmark="nightly",expectation="stragglers = none",outcome="not tested"}}': "1x12",
     }
 
     def fires(rule: str, *labels: dict[str, str], benchmark: str = "nightly") -> dict[str, Any]:
@@ -173,6 +177,8 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
         fires("CommbenchUnreadable", {"instance": "host3"}, benchmark=""),
         fires("CommbenchFailed"),
         fires("CommbenchTrainingSlowerThanLastWeek"),
+        fires("CommbenchExpectationNotMet", {"expectation": "wrong = 0", "outcome": "not met"}),
+        fires("CommbenchExpectationUndecided", {"expectation": "stragglers = none", "outcome": "not tested"}),
     ]
     assert {rule["alert"] for rule in rules()} == {each["alertname"] for each in tests}
     bare = {"groups": [{"name": "bare", "rules": [{**rule, "annotations": {}} for rule in rules()]}]}

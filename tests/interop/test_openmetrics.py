@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 from builders import STEADY, make_case, make_grouped, make_info, make_launches, make_record
+from commands import Command
 from matrices import make_hosts, make_matrix
 from training_builders import make_training_case, make_training_launches
 
+from commbench.analysis.expectations import Outcome, judge, parse_expectation
 from commbench.analysis.runs import straggler_findings
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.engine.records import Record
 from commbench.errors import InputError
-from commbench.interop.exports.metrics import METRICS, Sample, metrics_of, render_openmetrics, write_openmetrics
+from commbench.interop.exports.metrics import METRICS, metrics_of
+from commbench.interop.exports.openmetrics import render_openmetrics, write_openmetrics
+from commbench.interop.exports.samples import Sample
 from commbench.results import Run, load_run
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -159,6 +163,24 @@ def test_when_the_run_began_is_a_value() -> None:
     assert {(): 1.0} == values(samples, "commbench_run_complete")
 
 
+def test_each_expectation_has_its_outcome() -> None:
+    """Give the outcome of each expectation the value 1, and every other outcome 0."""
+    run = make_run(make_launches([100.0] * 6, make_case(message_bytes=8)))
+    bounds = {"<= 120us": "met", "<= 80us": "not met"}
+    texts = {f"all_reduce@8: time {bound}": outcome for bound, outcome in bounds.items()}
+    texts |= {"all_gather@8: time <= 1us": "not tested"}
+    samples = metrics_of(run, judge(run, [parse_expectation(text) for text in texts]))
+    outcomes = values(samples, "commbench_expectation")
+    assert texts == {text: outcome for (text, outcome), value in outcomes.items() if value == 1}
+    assert {(text, str(outcome)) for text in texts for outcome in Outcome} == set(outcomes)
+    assert {0.0, 1.0} == set(outcomes.values())
+
+
+def test_without_expectations_there_are_no_outcomes() -> None:
+    """Write no sample of expectations that nobody stated."""
+    assert {} == values(metrics_of(make_run(make_launches(STEADY))), "commbench_expectation")
+
+
 # ------------------------------------------------------------------------------------------------------ the text
 
 
@@ -203,11 +225,13 @@ def test_prometheus_own_library_reads_it_as_openmetrics() -> None:
 
 @pytest.mark.parametrize("name", KEPT)
 def test_promtool_finds_nothing_wrong(name: str) -> None:
-    """Pass promtool's check of names, help and values."""
+    """Pass promtool's check of names, help and values, also of expectations."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool: Debian's package prometheus")
-    text = render_openmetrics(metrics_of(load_run(RESULTS / name)), benchmark="nightly")
+    run = load_run(RESULTS / name)
+    answers = judge(run, [parse_expectation(text) for text in ("wrong = 0", "stragglers = none")])
+    text = render_openmetrics(metrics_of(run, answers), benchmark="nightly")
     done = subprocess.run(
         [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
     )
@@ -215,6 +239,18 @@ def test_promtool_finds_nothing_wrong(name: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ the file
+
+
+def test_the_command_writes_the_outcomes(tmp_path: Path, commbench: Command) -> None:
+    """Write the outcome of an expectation of the command line."""
+    done = commbench(f"export {RESULTS / KEPT[0]} --format openmetrics --out a.prom --expect wrong=0")
+    assert (0, "") == (done.code, done.err)
+    outcomes = {
+        labels["outcome"]: value
+        for name, labels, value in parse((tmp_path / "a.prom").read_text())
+        if name == "commbench_expectation"
+    }
+    assert {"not met": 0.0, "not tested": 0.0, "not shown": 0.0, "met": 1.0} == outcomes
 
 
 def test_the_file_is_for_others_to_read(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from commbench.cli.presentation import print_run, print_unfinished
 from commbench.cli.terminal import make_console
 from commbench.errors import InputError
 from commbench.interop.exports.common import dated_s
-from commbench.interop.exports.metrics import metrics_of, render_openmetrics
+from commbench.interop.exports.metrics import metrics_of
+from commbench.interop.exports.openmetrics import render_openmetrics
 from commbench.interop.exports.trackers import trials_of
 from commbench.report.comparison import render_comparison
 from commbench.report.page.contents import make_page

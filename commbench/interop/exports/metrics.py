@@ -1,58 +1,34 @@
-"""A run as metrics in base units, and as an OpenMetrics file for the textfile collector of node_exporter."""
+"""A run as metrics in base units."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, get_args
 
+from commbench.analysis.expectations import Answer
 from commbench.analysis.runs import straggler_findings
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import split_flags
 from commbench.engine.records import Row, Status
-from commbench.errors import InputError
+from commbench.interop.exports.acceptance import ACCEPTANCE, samples_of_answers
 from commbench.interop.exports.common import (
     CASE_LABELS,
     TRAINING_LABELS,
     Labels,
     began_s,
     case_labels,
-    texts,
     training_labels,
 )
+from commbench.interop.exports.samples import Metric, Sample, sample
 from commbench.results import Run
-from commbench.results.files import refusing, replace_file
 from commbench.results.info import is_complete
 from commbench.results.recommendation import Recommendation
 from commbench.results.tables import rows_by
 
 STATUSES: tuple[str, ...] = get_args(Status)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A gauge of a monitoring system."""
-
-    name: str
-    """Ends with the base unit."""
-    help: str
-    labels: tuple[str, ...] = ()
-    """Names of the labels, in output order; each sample has all of them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One value of a metric."""
-
-    name: str
-    """The name of the `Metric`."""
-    labels: Labels
-    value: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,17 +143,19 @@ METRICS: Mapping[str, Metric] = {
             help="High end of the interval of commbench_recommendation_speedup_ratio.",
             labels=_WINNER,
         ),
+        *ACCEPTANCE,
     )
 }
 
 
-def metrics_of(run: Run) -> list[Sample]:
-    """Return all samples of a run, in the order of `METRICS`."""
+def metrics_of(run: Run, answers: Iterable[Answer] = ()) -> list[Sample]:
+    """Return all samples of a run, and of its answers to expectations, in the order of `METRICS`."""
     samples = [*_of_run(run), *_of_collectives(run.rows), *_of_training(run.training_rows), *_of_stragglers(run)]
     if run.recommendation:
         samples += _of_recommendation(run.recommendation)
+    samples += samples_of_answers(answers)
     order = {name: position for position, name in enumerate(METRICS)}
-    return sorted(samples, key=lambda sample: order[sample.name])
+    return sorted(samples, key=lambda each: order[each.name])
 
 
 def _of_run(run: Run) -> Iterable[Sample]:
@@ -189,12 +167,12 @@ def _of_run(run: Run) -> Iterable[Sample]:
         "version": (environment.get("versions") or {}).get("commbench", ""),
         "emulated": "yes" if environment.get("emulated") else "no",
     }
-    yield _sample("commbench_run_info", {name: entries.get(name, "") for name in _RUN_INFO})
+    yield sample("commbench_run_info", {name: entries.get(name, "") for name in _RUN_INFO})
     if (began := began_s(info)) is not None:
-        yield _sample("commbench_run_start_timestamp_seconds", value=began)
-    yield _sample("commbench_run_complete", value=float(is_complete(info)))
+        yield sample("commbench_run_start_timestamp_seconds", value=began)
+    yield sample("commbench_run_complete", value=float(is_complete(info)))
     for row in dict.fromkeys((row.backend, row.library, row.transport) for row in run.rows if row.status == "ok"):
-        yield _sample("commbench_backend_info", dict(zip(("backend", "library", "transport"), row, strict=True)))
+        yield sample("commbench_backend_info", dict(zip(("backend", "library", "transport"), row, strict=True)))
     yield from _counts("collective", run.rows)
     yield from _counts("training", run.training_rows)
 
@@ -208,45 +186,45 @@ def _counts(kind: str, rows: Sequence[Row] | Sequence[TrainingRow]) -> Iterable[
         return
     statuses = Counter(row.status for row in rows)
     for status in STATUSES:
-        yield _sample("commbench_cases", {"kind": kind, "status": status}, statuses[status])
+        yield sample("commbench_cases", {"kind": kind, "status": status}, statuses[status])
     flags = Counter(flag.name for row in rows for flag in split_flags(row.flags))
     for flag, count in sorted(flags.items()):
-        yield _sample("commbench_flagged_cases", {"kind": kind, "flag": flag}, count)
+        yield sample("commbench_flagged_cases", {"kind": kind, "flag": flag}, count)
 
 
 def _of_collectives(rows: Sequence[Row]) -> Iterable[Sample]:
     for row, labels in zip(rows, case_labels(rows), strict=True):
         yield from _of_columns(COLLECTIVE, row, labels)
-        yield _sample("commbench_collective_ok", labels, float(row.status == "ok"))
+        yield sample("commbench_collective_ok", labels, float(row.status == "ok"))
 
 
 def _of_training(rows: Sequence[TrainingRow]) -> Iterable[Sample]:
     for row in rows:
         labels = training_labels(row)
         yield from _of_columns(TRAINING, row, labels)
-        yield _sample("commbench_training_ok", labels, float(row.status == "ok"))
+        yield sample("commbench_training_ok", labels, float(row.status == "ok"))
 
 
 def _of_stragglers(run: Run) -> Iterable[Sample]:
     findings = straggler_findings(run)
     if not findings.comparisons:
         return
-    yield _sample("commbench_slow_compared", value=findings.comparisons)
+    yield sample("commbench_slow_compared", value=findings.comparisons)
     by_name = rows_by(findings.stragglers, lambda straggler: (straggler.kind, straggler.name))
     for (kind, name), members in sorted(by_name.items()):
         worst = max(straggler.factor for straggler in members)
-        yield _sample("commbench_slow_factor_ratio", {"kind": kind, "name": name}, worst)
+        yield sample("commbench_slow_factor_ratio", {"kind": kind, "name": name}, worst)
 
 
 def _of_recommendation(recommendation: Recommendation) -> Iterable[Sample]:
     labels = {"workload": recommendation.workload, "ranks": recommendation.world_size}
     name = "commbench_recommendation_speedup"
     setting = {"verdict": recommendation.verdict, "setting": recommendation.best.name}
-    yield _sample("commbench_recommendation_info", {**labels, **setting})
+    yield sample("commbench_recommendation_info", {**labels, **setting})
     if recommendation.speedup is not None:
-        yield _sample(f"{name}_ratio", labels, recommendation.speedup)
+        yield sample(f"{name}_ratio", labels, recommendation.speedup)
     for end, bound in zip(("low", "high"), recommendation.speedup_ci or (), strict=False):
-        yield _sample(f"{name}_ci_{end}_ratio", labels, bound)
+        yield sample(f"{name}_ci_{end}_ratio", labels, bound)
 
 
 def _of_columns(metrics: Mapping[str, _Column], row: object, labels: Labels) -> Iterable[Sample]:
@@ -254,65 +232,3 @@ def _of_columns(metrics: Mapping[str, _Column], row: object, labels: Labels) -> 
         value = getattr(row, column.column)
         if value is not None and math.isfinite(value):
             yield Sample(name=name, labels=labels, value=value * column.unit)
-
-
-def _sample(name: str, labels: Mapping[str, object] | None = None, value: float = 1.0) -> Sample:
-    return Sample(name=name, labels=texts(labels or {}), value=value)
-
-
-SUFFIX = ".prom"
-#: Start of default file names.
-PREFIX = "commbench_"
-#: File mode: node_exporter runs as another user and must be able to read files that root wrote.
-MODE = 0o644
-
-
-def write_openmetrics(run: Run, out: Path | None = None) -> Path:
-    """Write a run's metrics and return the file, which replaces an older one in one step.
-
-    Args:
-        run: the run to export.
-        out: a file whose name ends in ``.prom``, or a directory for it; by default the run's directory. The name of
-            the file is the label ``benchmark`` of every sample, so that files in one directory do not clash.
-
-    Raises:
-        InputError: the name does not end in ``.prom``, or the file cannot be written.
-    """
-    file = out if out is not None and not out.is_dir() else (out or run.path) / _default_name(run)
-    if file.suffix != SUFFIX:
-        raise InputError(f"--out {file} was asked for, and node_exporter reads only names that end in {SUFFIX}.")
-    benchmark = file.stem.removeprefix(PREFIX) or file.stem
-    with refusing(file, InputError):
-        replace_file(file, render_openmetrics(metrics_of(run), benchmark=benchmark), mode=MODE)
-    return file
-
-
-def render_openmetrics(samples: Iterable[Sample], *, benchmark: str) -> str:
-    """Render samples, sorted by metric, as text that is both Prometheus text format 0.0.4 and OpenMetrics 1.0.
-
-    The text has gauges only, no timestamps (the collector refuses them) and no empty lines. It ends with ``# EOF``,
-    which is a comment in Prometheus' format. Sources: prometheus.io/docs/instrumenting/exposition_formats and the
-    OpenMetrics 1.0 specification.
-    """
-    lines = []
-    for name, members in itertools.groupby(samples, key=lambda sample: sample.name):
-        lines += [f"# HELP {name} {_escaped(METRICS[name].help, quotes=False)}", f"# TYPE {name} gauge"]
-        lines += [_line(sample, benchmark) for sample in members]
-    return "\n".join([*lines, "# EOF", ""])
-
-
-def _line(sample: Sample, benchmark: str) -> str:
-    labels = {"benchmark": benchmark} | {name: sample.labels[name] for name in METRICS[sample.name].labels}
-    pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    return f"{sample.name}{{{pairs}}} {sample.value:.12g}"
-
-
-def _escaped(text: str, *, quotes: bool = True) -> str:
-    """Return text with backslash and line feed escaped, and the double quote too in labels."""
-    text = text.replace("\\", r"\\").replace("\n", r"\n")
-    return text.replace('"', r"\"") if quotes else text
-
-
-def _default_name(run: Run) -> str:
-    suite = re.sub(r"[^\w.-]+", "_", str(run.info.get("suite") or "run"), flags=re.ASCII)
-    return f"{PREFIX}{suite}{SUFFIX}"
