@@ -122,6 +122,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "pattern hierarchical needs several hosts with equally many ranks, two or more, on each, and this run has "
             "{found}; use pattern flat"
         ),
+        "hook_after_step": (
+            "a step with hook {hook} is measured, not predicted: it exchanges parameters after the optimiser's step, "
+            "and the model of a step is of buckets in the backward pass"
+        ),
         "idle": (
             "among one rank {backend} has nothing to do in place, and there is nothing to time; use more ranks, or "
             "--in-place out where the operation has it"
@@ -151,6 +155,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "overlap_rotates": "{operation} and its overlap are timed on the same buffers; use --buffers hot",
         "pair_wrong": "the data differs from the known answer",
         "parameters_differ": "its ranks ended with different parameters",
+        "period_beyond_block": (
+            "hook {hook} exchanges once in a longer time than the {timed} timed steps of a block; use more --steps, or "
+            "exchange more often"
+        ),
         "redop_missing": "MPI has no {redop}; reduce by sum, or use backend gloo",
         "root_outside_group": (
             "root {root} counts within a group, and pattern {pattern} makes groups of {size} ranks here"
