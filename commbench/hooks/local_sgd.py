@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -22,14 +23,17 @@ if TYPE_CHECKING:
 
 #: DiLoCo's outer learning rate and momentum (arXiv 2311.08105, section 3).
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
+#: Parts of this size are copied while others are under way; as large as DDP's buckets.
+PART_BYTES = 25 * 2**20
 
 
 class LocalSGD(Hook):
     """Averages parameters every ``period`` optimiser steps (local SGD, arXiv 1805.09767); gradients stay on their rank.
 
     ``LocalSGD(period=8).register(ddp_model, optimizer=optimizer)``; the training loop stays as it is. Between
-    exchanges DDP sends nothing. An exchange follows every ``period``-th ``optimizer.step()``: one all_reduce per type
-    of parameter and, if DDP broadcasts buffers, rank 0's buffers. The optimiser's state stays on its rank.
+    exchanges DDP sends nothing. An exchange follows every ``period``-th ``optimizer.step()``: parameters are
+    all-reduced in parts of 25 MiB and, if DDP broadcasts buffers, rank 0's buffers are sent. The optimiser's state
+    stays on its rank.
 
     Args:
         period: optimiser steps from one exchange to the next.
@@ -59,9 +63,11 @@ class LocalSGD(Hook):
         if outer == "average" and (outer_lr, outer_momentum) != (OUTER_LR, OUTER_MOMENTUM):
             raise InputError("Hook localsgd was given outer_lr or outer_momentum: they need outer=nesterov.")
         self.period = period
-        self._outer = _OuterStep(outer_lr, outer_momentum) if outer == "nesterov" else None
+        self._rates = (outer_lr, outer_momentum) if outer == "nesterov" else None
         self._steps = 0
         self._parts: list[_Part] = []
+        self._outer_steps: list[_OuterStep] = []
+        """One for each part; empty with ``outer=average``."""
         self._ending = contextlib.ExitStack()
 
     def register(
@@ -79,9 +85,9 @@ class LocalSGD(Hook):
         super().register(ddp_model, scaler=scaler)
         ignored = getattr(ddp_model, "parameters_to_ignore", ())
         trained = [p for name, p in ddp_model.module.named_parameters() if p.requires_grad and name not in ignored]
-        self._parts = [_Part(parameters) for parameters in _alike(trained)]
-        if self._outer is not None:
-            self._outer.begin(self._parts)
+        self._parts = [_Part(parameters) for parameters in _divide(trained)]
+        if self._rates:
+            self._outer_steps = [_OuterStep(part.collect(), *self._rates) for part in self._parts]
         self._ending.enter_context(ddp_model.no_sync())
         self._ending.callback(optimizer.register_step_post_hook(self._after_step).remove)  # type: ignore[union-attr]
         return self
@@ -113,13 +119,13 @@ class LocalSGD(Hook):
     def exchange(self) -> None:
         """Exchange parameters, and buffers if DDP broadcasts them; all ranks must call it."""
         with torch.no_grad():
-            for part in self._parts:
-                part.average(self._group)
-            if self._outer is not None:
-                self._outer.step(self._parts)
-            for part in self._parts:
+            works = [part.begin_average(self._group) for part in self._parts]
+            for part, work, outer in itertools.zip_longest(self._parts, works, self._outer_steps):
+                work.wait()
+                if outer is not None:
+                    outer.step(part.flat)
                 part.spread()
-            for buffers in _alike(self._broadcast_buffers()):
+            for buffers in _divide(self._broadcast_buffers()):
                 part = _Part(buffers)
                 dist.broadcast(part.collect(), dist.get_global_rank(self._group, 0), group=self._group)
                 part.spread()
@@ -136,13 +142,17 @@ class LocalSGD(Hook):
 
     def state_dict(self) -> StateDict:
         """See `Hook.state_dict`; parameters are equal on all ranks only right after an exchange."""
-        return super().state_dict() | {"steps": self._steps, "outer": self._outer.state() if self._outer else []}
+        return super().state_dict() | {"steps": self._steps, "outer": [outer.state() for outer in self._outer_steps]}
 
     def load_state_dict(self, state: StateDict) -> None:
         """See `Hook.load_state_dict`; load the parameters first, and register the hook before."""
         super().load_state_dict(state)
-        if self._outer is not None:
-            self._outer.load(state["outer"])
+        if [len(part["parameters"]) for part in state["outer"]] != [outer.elements for outer in self._outer_steps]:
+            raise InputError(
+                "The state to load into hook localsgd is of another model or another outer step: load that of the same."
+            )
+        for outer, saved in zip(self._outer_steps, state["outer"], strict=True):
+            outer.load(saved)
         self._steps = state["steps"]
 
 
@@ -167,16 +177,23 @@ def _check(
         )
 
 
-def _alike(tensors: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
-    """Return the tensors by type and device; one collective takes one of each."""
-    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+def _divide(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return the tensors by type and device, in parts of `PART_BYTES` or less, or of one tensor."""
+    parts: list[list[torch.Tensor]] = []
+    latest: dict[tuple[torch.dtype, torch.device], tuple[int, list[torch.Tensor]]] = {}
     for tensor in tensors:
-        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return groups.values()
+        kind = tensor.dtype, tensor.device
+        nbytes, part = latest.get(kind, (0, []))
+        if not part or nbytes + tensor.nbytes > PART_BYTES:
+            nbytes, part = 0, []
+            parts.append(part)
+        part.append(tensor)
+        latest[kind] = nbytes + tensor.nbytes, part
+    return parts
 
 
 class _Part:
-    """Tensors of one type, and memory in which they are exchanged, shape (elements,)."""
+    """Tensors of one type that are exchanged together, in memory of shape (elements,)."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
@@ -186,10 +203,10 @@ class _Part:
         """Copy the tensors to ``flat``, and return it."""
         return torch.cat([each.detach().reshape(-1) for each in self._tensors], out=self.flat)
 
-    def average(self, group: dist.ProcessGroup) -> None:
-        """Write the mean of the tensors over the ranks to ``flat``; all ranks get the same bits."""
+    def begin_average(self, group: dist.ProcessGroup) -> dist.Work:
+        """Begin to write the mean of the tensors over the ranks to ``flat``; all ranks get the same bits."""
         self.collect().div_(group.size())
-        dist.all_reduce(self.flat, group=group)
+        return dist.all_reduce(self.flat, group=group, async_op=True)
 
     def spread(self) -> None:
         """Copy ``flat`` to the tensors."""
@@ -199,36 +216,32 @@ class _Part:
 
 
 class _OuterStep:
-    """DiLoCo's outer optimiser: SGD with Nesterov momentum as in torch.optim.SGD, from the last exchange on."""
+    """DiLoCo's outer optimiser of a part: SGD with Nesterov momentum as in torch.optim.SGD."""
 
-    def __init__(self, lr: float, momentum: float) -> None:
+    def __init__(self, parameters: torch.Tensor, lr: float, momentum: float) -> None:
         self._lr = lr
         self._momentum = momentum
-        self._state: list[dict[str, torch.Tensor]] = []
-        """The parameters right after the last exchange, and the momentum, of each part; each of shape (elements,)."""
+        self._state = {"parameters": parameters.clone(), "momentum": torch.zeros_like(parameters)}
+        """The parameters right after the last exchange, and the momentum; each of shape (elements,)."""
 
-    def begin(self, parts: Iterable[_Part]) -> None:
-        """Keep a copy of the parameters."""
-        copies = [part.collect().clone() for part in parts]
-        self._state = [{"parameters": each, "momentum": torch.zeros_like(each)} for each in copies]
+    @property
+    def elements(self) -> int:
+        """Elements of the part."""
+        return len(self._state["parameters"])
 
-    def step(self, parts: Iterable[_Part]) -> None:
-        """Make an outer step with the mean parameters in ``flat`` of each part; write its result there."""
-        for state, part in zip(self._state, parts, strict=True):
-            parameters, momentum = state["parameters"], state["momentum"]
-            change = parameters - part.flat
-            momentum.mul_(self._momentum).add_(change)
-            parameters.sub_(change.add_(momentum, alpha=self._momentum), alpha=self._lr)
-            part.flat.copy_(parameters)
+    def step(self, averaged: torch.Tensor) -> None:
+        """Make an outer step with the mean parameters of the ranks; write its result there."""
+        parameters, momentum = self._state["parameters"], self._state["momentum"]
+        change = parameters - averaged
+        momentum.mul_(self._momentum).add_(change)
+        parameters.sub_(change.add_(momentum, alpha=self._momentum), alpha=self._lr)
+        averaged.copy_(parameters)
 
-    def state(self) -> list[dict[str, torch.Tensor]]:
+    def state(self) -> dict[str, torch.Tensor]:
         """Return a copy of the state."""
-        return [{name: tensor.clone() for name, tensor in part.items()} for part in self._state]
+        return {name: tensor.clone() for name, tensor in self._state.items()}
 
-    def load(self, saved: Sequence[dict[str, torch.Tensor]]) -> None:
-        """Take over the result of `state`; raise InputError if it is of another model."""
-        if [len(part["parameters"]) for part in saved] != [len(part["parameters"]) for part in self._state]:
-            raise InputError("The state to load into hook localsgd is of another model: load that of the same model.")
-        for part, saved_part in zip(self._state, saved, strict=True):
-            for name, tensor in part.items():
-                tensor.copy_(saved_part[name])
+    def load(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Take over the result of `state`."""
+        for name, tensor in self._state.items():
+            tensor.copy_(saved[name])

@@ -32,7 +32,10 @@ def checked(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Any
 
 @pytest.mark.parametrize(
     ("name", "period"),
-    [("average 1", 1), ("average 3", 3), ("nesterov 1", 1), ("nesterov 3", 3), ("nesterov 2, other rates", 2)],
+    [
+        *(("average 1", 1), ("average 3", 3), ("nesterov 1", 1), ("nesterov 3", 3), ("nesterov 2, other rates", 2)),
+        *(("average 3, in parts", 3), ("nesterov 3, in parts", 3)),
+    ],
 )
 def test_parameters_are_those_of_a_reference(checked: Any, name: str, period: int) -> None:
     """Equal the reference after every step, and all ranks bit for bit after an exchange and no other step."""
@@ -40,6 +43,7 @@ def test_parameters_are_those_of_a_reference(checked: Any, name: str, period: in
     assert [] == results["wrong"]
     assert list(range(period, 14, period)) == results["equal"]
     assert 0 == results["buckets"]
+    assert ("in parts" in name) == (results["parts"] > 1)
 
 
 def test_a_dropped_exchange_is_found(checked: Any) -> None:

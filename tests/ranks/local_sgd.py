@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from commbench.errors import InputError
-from commbench.hooks import LocalSGD
+from commbench.hooks import LocalSGD, local_sgd
 
 #: In this step, an exchange of every period below, the hook that is to be caught exchanges nothing.
 PLANTED, STEPS, LR = 6, 13, 0.01
@@ -33,8 +33,8 @@ class Forgetful(LocalSGD):
 
     def exchange(self) -> None:
         """Exchange with a momentum of zero."""
-        for part in self._outer._state:
-            part["momentum"].zero_()
+        for outer in self._outer_steps:
+            outer._state["momentum"].zero_()
         super().exchange()
 
 
@@ -44,6 +44,8 @@ HOOKS: dict[str, Callable[[], LocalSGD]] = {
     "nesterov 1": lambda: LocalSGD(period=1, outer="nesterov"),
     "nesterov 3": lambda: LocalSGD(period=3, outer="nesterov"),
     "nesterov 2, other rates": lambda: LocalSGD(period=2, outer="nesterov", outer_lr=0.5, outer_momentum=0.3),
+    "average 3, in parts": lambda: LocalSGD(period=3),
+    "nesterov 3, in parts": lambda: LocalSGD(period=3, outer="nesterov"),
     "dropping": lambda: Dropping(period=3),
     "forgetful": lambda: Forgetful(period=3, outer="nesterov"),
 }
@@ -83,6 +85,7 @@ class Reference:
 
 def compare(name: str) -> dict[str, Any]:
     """Train with a hook; list the steps, from 1, in which parameters differ from the reference or agree over ranks."""
+    local_sgd.PART_BYTES = 5000 if name.endswith("in parts") else 2**20
     hook = HOOKS[name]()
     model = make_ddp()
     hook.register(model, optimizer=(optimizer := sgd(model, momentum=0.9)))
@@ -96,7 +99,12 @@ def compare(name: str) -> dict[str, Any]:
         wrong += [number] if not error < 1e-5 else []
         equal += [number] if agree(flat(model.module.parameters())) else []
     hook.close()
-    return {"wrong": wrong, "equal": equal, "buckets": model._get_ddp_logging_data().get("num_buckets_reduced", 0)}
+    return {
+        "wrong": wrong,
+        "equal": equal,
+        "parts": len(hook._parts),
+        "buckets": model._get_ddp_logging_data().get("num_buckets_reduced", 0),
+    }
 
 
 def as_ddp() -> float:
