@@ -122,10 +122,6 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
             "pattern hierarchical needs several hosts with equally many ranks, two or more, on each, and this run has "
             "{found}; use pattern flat"
         ),
-        "hook_after_step": (
-            "a step with hook {hook} is measured, not predicted: it exchanges parameters after the optimiser's step, "
-            "and the model of a step is of buckets in the backward pass"
-        ),
         "idle": (
             "among one rank {backend} has nothing to do in place, and there is nothing to time; use more ranks, or "
             "--in-place out where the operation has it"
@@ -156,8 +152,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "pair_wrong": "the data differs from the known answer",
         "parameters_differ": "its ranks ended with different parameters",
         "period_beyond_block": (
-            "hook {hook} exchanges once in a longer time than the {timed} timed steps of a block; use more --steps, or "
-            "exchange more often"
+            "hook {hook} exchanges once in {period} steps, and a block has only {timed} timed steps; use more --steps, "
+            "or a shorter period"
         ),
         "redop_missing": "MPI has no {redop}; reduce by sum, or use backend gloo",
         "root_outside_group": (
@@ -189,6 +185,10 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "algorithm_unknown": (
             "{subject} of {size} on {ranks} ranks is not predicted: which algorithm the library takes there is not "
             "known, and {algorithms} differ by a factor of {factor}; measure it on more ranks."
+        ),
+        "hook_after_step": (
+            "A step with hook {subject} is measured, not predicted: it exchanges parameters after the optimiser's "
+            "step, and the model of a step is of buckets in the backward pass."
         ),
         "hook_unmeasured": (
             "A step with hook {subject} was to be predicted, but only {hooks} can be: measure one setting of it first, "

@@ -262,7 +262,7 @@ class Training:
                 clock_before, sent_before = context.device.read_clock(), self._sent()  # ends with a barrier
                 energy_before, metered_from = meter.read(), time.monotonic()
             self._note(self._step())
-            if case.uses_ddp and is_last and self._is_last_exchange(steps - 1 - step):
+            if is_last and self._is_last_exchange(steps - 1 - step):
                 digest = _digest(self.inner)
         context.device.wait()
         seconds = time.monotonic() - started
@@ -270,6 +270,8 @@ class Training:
         clock_after = context.device.read_clock()
         self.log.finish()
         sent_bytes = _difference(sent_before, self._sent(), steps - early_steps)
+        if case.uses_ddp and is_last and self.made % case.period == 0:
+            digest = _digest(self.inner)
         # Read before the extra passes, which are not part of the training.
         times, watched = np.array(self.log.seconds), self.log.buckets
         skipped, peak = int(self.skipped) - skipped_before, context.device.peak_memory_bytes()
@@ -314,8 +316,8 @@ class Training:
             self.metrics += self._evaluate(self.made)
 
     def _is_last_exchange(self, steps_left: int) -> bool:
-        """Return whether ranks have exchanged in the latest step and do not in the steps that are left."""
-        return self.made % self.case.period == 0 and steps_left < self.case.period
+        """Return whether ranks have exchanged in the latest step and do not in the steps that are left, if any."""
+        return self.made % self.case.period == 0 and 0 < steps_left < self.case.period
 
     # One step
 
@@ -525,7 +527,8 @@ def _align(steps: int, early_steps: int, case: TrainingCase) -> int:
         UnsupportedError: there is no whole period.
     """
     if case.period > max(1, steps - early_steps):
-        raise UnsupportedError("period_beyond_block", hook=case.hook_name, timed=steps - early_steps)
+        timed = max(0, steps - early_steps)
+        raise UnsupportedError("period_beyond_block", hook=case.hook_name, period=case.period, timed=timed)
     return early_steps + (steps - early_steps) % case.period
 
 

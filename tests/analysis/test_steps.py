@@ -183,7 +183,7 @@ def test_a_hook_that_exchanges_parameters_is_not_predicted() -> None:
     model = StepModel.calibrate(FACTS, truth.network, [*records, measured])
     assert StepModel.calibrate(FACTS, truth.network, records) == model
     assert ["none", "fp16"] == list(model.hooks)
-    with pytest.raises(UnpredictedError, match=r"a step with hook localsgd:8 is measured, not predicted") as caught:
+    with pytest.raises(UnpredictedError, match=r"A step with hook localsgd:8 is measured, not predicted") as caught:
         model.predict(local)
     assert "hook_after_step" == caught.value.reason.code
 

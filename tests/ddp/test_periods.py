@@ -128,7 +128,7 @@ def test_the_metric_is_of_equal_parameters(whole: Launch, launches: Any) -> None
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("too long", "hook localsgd:34 exchanges once in a longer time than the 33 timed steps of a block"),
+        ("too long", "hook localsgd:34 exchanges once in 34 steps, and a block has only 33 timed steps"),
         ("scaler", "a rank whose gradients overflow would skip its step and the exchange"),
     ],
 )

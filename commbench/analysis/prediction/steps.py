@@ -348,7 +348,7 @@ class StepModel:
         if case.is_file_hook:
             raise UnpredictedError("hook_bytes_unknown", hook=case.hook)
         if case.uses_ddp and not case.is_predicted:
-            raise UnpredictedError("hook_after_step", hook=case.hook_name)
+            raise UnpredictedError("hook_after_step", case.hook_name)
         if case.uses_ddp and case.hook_name not in self.hooks:
             raise UnpredictedError("hook_unmeasured", case.hook_name, hooks=", ".join(self.hooks))
 
