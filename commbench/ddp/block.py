@@ -77,13 +77,13 @@ class BlockSamples:
     bucket_tensors: list[int]
     """Number of parameters in each bucket."""
     digest: int
-    """Checksum of the parameters after the last step; 0 before the last block of a training."""
+    """Checksum of the parameters after the last exchange; 0 before the last block of a training."""
     skipped: int
     grad_rel_error: float | None
     peak_memory_bytes: int | None
     parameters: int
     early_steps: int = EARLY_STEPS
-    """Steps at the beginning that are not timed."""
+    """Steps at the beginning that are not timed; the others are whole periods from one exchange to the next."""
     energy_J: float | None = None  # noqa: N815 - a unit
     """Energy of this machine in the timed steps; 0 if another rank reads the counter, None if no rank does."""
     metered_s: float = 0.0
@@ -201,7 +201,8 @@ class Training:
         return self._register(hook) if hook else None
 
     def _register(self, hook: Hook) -> Hook:
-        hook.register(self.model, scaler=self.scaler if self.scaler.is_enabled() else None)
+        scaler = self.scaler if self.scaler.is_enabled() else None
+        hook.register(self.model, scaler=scaler, optimizer=self.optimizer)
         hook.observer, hook.clock = self.buckets.append, self.context.device.clock
         return hook
 
@@ -230,6 +231,7 @@ class Training:
 
         Raises:
             InputError: the hook returned something that DDP cannot use, on all ranks.
+            UnsupportedError: the timed steps do not contain a whole period from one exchange to the next.
         """
         _set_random_state(self.context.device, self._random_state)
         self._choose_compile_mode()
@@ -246,12 +248,12 @@ class Training:
 
     def _run_block(self, steps: int, *, is_last: bool) -> BlockSamples:
         context, case = self.context, self.case
-        early_steps = context.device.settling_steps if self.made else context.early_steps
+        early_steps = _align(steps, context.device.settling_steps if self.made else context.early_steps, case)
         started, sent_before = time.monotonic(), None
         meter, metered_from = context.meter or EnergyMeter(), started
         energy_before: Readings = {}
         clock_before: Reading | None = None
-        skipped_before = int(self.skipped)
+        skipped_before, digest = int(self.skipped), 0
         self.log = StepLog(is_serial=context.device.is_serial)
         context.barrier()
         for step in range(steps):
@@ -260,17 +262,20 @@ class Training:
                 clock_before, sent_before = context.device.read_clock(), self._sent()  # ends with a barrier
                 energy_before, metered_from = meter.read(), time.monotonic()
             self._note(self._step())
+            if is_last and self._is_last_exchange(steps - 1 - step):
+                digest = _digest(self.inner)
         context.device.wait()
         seconds = time.monotonic() - started
         energy, metered_s = meter.joules_since(energy_before), time.monotonic() - metered_from
         clock_after = context.device.read_clock()
         self.log.finish()
         sent_bytes = _difference(sent_before, self._sent(), steps - early_steps)
-        digest = _digest(self.inner) if case.uses_ddp and is_last else 0
+        if case.uses_ddp and is_last and self.made % case.period == 0:
+            digest = _digest(self.inner)
         # Read before the extra passes, which are not part of the training.
         times, watched = np.array(self.log.seconds), self.log.buckets
         skipped, peak = int(self.skipped) - skipped_before, context.device.peak_memory_bytes()
-        error = self._gradient_error() if context.deep and case.uses_ddp else None
+        error = self._gradient_error() if context.deep and case.makes_buckets else None
         if context.deep and case.uses_ddp and self.hook is None and case.compile != "python_reducer":
             watched = self._watch()
         contents = self._bucket_parameters()
@@ -296,14 +301,23 @@ class Training:
         )
 
     def _note(self, loss: torch.Tensor) -> None:
-        """Count a step; keep its loss and the metric after it as long as the whole training lasts."""
+        """Count a step; keep its loss and the metric after it as long as the whole training lasts.
+
+        A metric that is due between two exchanges is evaluated after the next one, the last after the last one.
+        """
         self.made += 1
-        whole = self.context.steps
+        whole, period = self.context.steps, self.case.period
         if self.made > whole:
             return
         self.losses.append(loss)
-        if self.made % max(1, whole // EVALUATIONS) == 0 or self.made == whole:
+        every = max(1, whole // EVALUATIONS)
+        is_due = self.made // every > (self.made - period) // every or self.made > whole - period
+        if is_due and self.made % period == 0:
             self.metrics += self._evaluate(self.made)
+
+    def _is_last_exchange(self, steps_left: int) -> bool:
+        """Return whether ranks have exchanged in the latest step and do not in the steps that are left, if any."""
+        return self.made % self.case.period == 0 and 0 < steps_left < self.case.period
 
     # One step
 
@@ -379,26 +393,26 @@ class Training:
         A search for unused parameters adds an all-reduce of an integer for each parameter. None without DDP, before DDP
         has rebuilt its buckets, and for a user's own hook.
         """
-        contents = self._bucket_parameters()
-        if not contents or find_hook(self.case.hook).is_from_file:
+        trained = self._trained()
+        contents = self._bucket_parameters() if self.case.makes_buckets else [range(len(trained))]
+        if not (self.case.uses_ddp and contents) or find_hook(self.case.hook).is_from_file:
             return None
         ranks = self.context.group.size()
         hook = self.hook if not self.case.is_plain else None
-        trained = self._trained()
         step_bytes = 0.0
         for indices in contents:
             shapes = [tuple(trained[i].shape) for i in indices]
             elements = sum(trained[i].numel() for i in indices)
             dense = ring_bytes(FLOAT32_BYTES * elements, ranks)
             step_bytes += hook.wire_bytes(elements, ranks, shapes=shapes) if hook else dense
-        if self.case.keeps_first_buckets:
+        if self.case.keeps_first_buckets and self.case.makes_buckets:
             step_bytes += ring_bytes(_USE_BYTES * len(trained), ranks)
         buffers = sum(b.numel() * b.element_size() for b in self.inner.buffers()) if self.case.broadcast_buffers else 0
-        return float(step_bytes + buffers * (ranks - 1) / ranks)
+        return float(step_bytes + buffers * (ranks - 1) / ranks / self.case.period)
 
     def _bucket_parameters(self) -> list[list[int]]:
-        """Return the indices of each bucket's parameters; empty without buckets: without DDP, or by another reducer."""
-        has_buckets = self.case.uses_ddp and self.case.compile != "python_reducer"
+        """Return the indices of each bucket's parameters; empty if DDP's reducer makes no buckets."""
+        has_buckets = self.case.makes_buckets and self.case.compile != "python_reducer"
         return bucket_parameters(self.model, self.case) if has_buckets else []
 
     def _watch(self) -> list[list[BucketTimes]]:
@@ -504,6 +518,18 @@ def _digest(model: torch.nn.Module) -> int:
 
 def _difference(before: int | None, after: int | None, steps: int) -> float | None:
     return None if before is None or after is None or steps < 1 else (after - before) / steps
+
+
+def _align(steps: int, early_steps: int, case: TrainingCase) -> int:
+    """Return the untimed steps of a block: at least ``early_steps``, so that the others are whole periods.
+
+    Raises:
+        UnsupportedError: there is no whole period.
+    """
+    if case.period > max(1, steps - early_steps):
+        timed = max(0, steps - early_steps)
+        raise UnsupportedError("period_beyond_block", hook=case.hook_name, period=case.period, timed=timed)
+    return early_steps + (steps - early_steps) % case.period
 
 
 def timed_events(samples: BlockSamples) -> list[list[BucketTimes]]:

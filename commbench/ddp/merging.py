@@ -48,8 +48,10 @@ def merge(
         fields: further fields of the record.
     """
     slowest = [np.max([rank.times for rank in ranks], axis=0) for ranks in blocks]
-    early = [_early(times[:, _STEP], ranks[0].early_steps) for times, ranks in zip(slowest, blocks, strict=True)]
-    timed = [times[count:] for times, count in zip(slowest, early, strict=True)]
+    early = [
+        _early(times[:, _STEP], ranks[0].early_steps, case.period) for times, ranks in zip(slowest, blocks, strict=True)
+    ]
+    timed = [_timed(ranks, count, case.period) for ranks, count in zip(blocks, early, strict=True)]
     timed_steps = np.concatenate(timed)
     forward, backward, optimizer = (
         1e3 * float(np.median(timed_steps[:, part])) for part in (_FORWARD, _BACKWARD, _OPTIMIZER)
@@ -106,12 +108,26 @@ def _energy(blocks: Sequence[Sequence[BlockSamples]], meter: RunMeter) -> dict[s
     return {"energy_J": sum(valid_readings) / steps, "energy_of": meter.energy_of}
 
 
-def _early(times: Floats, least: int) -> int:
-    """Return the untimed steps at the beginning of a block: at least ``least``, at most half of a long block."""
-    if len(times) < LONG_BLOCK:
-        return min(least, len(times) - 1)
-    warmup_steps = stats.warmup_count(times.tolist())
-    return max(least, min(len(times) // 2, len(times) // 2 if warmup_steps is None else warmup_steps))
+def _timed(ranks: Sequence[BlockSamples], early: int, period: int) -> Floats:
+    """Return the times of the timed steps on the slowest rank, shape (steps, 4); of whole periods each step's mean.
+
+    Ranks wait for each other only in an exchange, so the times of a period are added before the slowest rank is taken.
+    """
+    means = [rank.times[early:].reshape(-1, period, rank.times.shape[1]).mean(axis=1) for rank in ranks]
+    return np.repeat(np.max(means, axis=0), period, axis=0)
+
+
+def _early(times: Floats, least: int, period: int = 1) -> int:
+    """Return the untimed steps at the beginning of a block: at least ``least``, at most half of a long block.
+
+    The others are whole periods from one exchange to the next.
+    """
+    early = min(least, len(times) - 1)
+    if len(times) >= LONG_BLOCK:
+        warmup_steps = stats.warmup_count(times.tolist())
+        early = max(least, min(len(times) // 2, len(times) // 2 if warmup_steps is None else warmup_steps))
+    periods = max(1, (len(times) - early) // period)
+    return len(times) - periods * period
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,7 @@ from commbench.backends.torch_control import TIMEOUT, join_world, unpinned
 from commbench.ddp.block import EARLY_STEPS, BlockContext, BlockSamples, Training, early_steps_of
 from commbench.ddp.devices import Device
 from commbench.ddp.merging import merge
-from commbench.ddp.plan.cases import CONFIRM, Terms, TrainingCase, schedule, short_blocks
+from commbench.ddp.plan.cases import CONFIRM, FEWEST_TIMED, Terms, TrainingCase, schedule, short_blocks
 from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import Workload
 from commbench.ddp.workloads import load_workload
@@ -77,7 +77,7 @@ def train_launch(cases: Sequence[TrainingCase], terms: Terms, rank: TrainingRank
     Returns:
         False if time ran out before the last block.
     """
-    session = _Session(terms, launch, rank, paces=_find_baseline(cases))
+    session = _Session(terms, launch, rank, paces=_find_baseline(cases), period=longest_period(cases))
     with contextlib.closing(session):
         for case in cases:  # before any case timeout starts: a user's workload may read much data
             session.build(case)
@@ -127,6 +127,11 @@ def _compiles(case: TrainingCase) -> bool:
     return case.uses_ddp and find_hook(case.hook).compiles(case.options)
 
 
+def longest_period(cases: Iterable[TrainingCase]) -> int:
+    """Return the most optimiser steps from one exchange to the next."""
+    return max(case.period for case in cases)
+
+
 def _find_baseline(cases: Sequence[TrainingCase]) -> TrainingCase:
     """Return the configuration whose steps set the length of all blocks: DDP's default, if it is trained."""
     plain = (case for case in cases if case.is_default)
@@ -161,8 +166,10 @@ class _Outcome:
 class _Session:
     """The state that the blocks of a launch share."""
 
-    def __init__(self, terms: Terms, launch: int, rank: TrainingRank, *, paces: TrainingCase) -> None:
+    def __init__(self, terms: Terms, launch: int, rank: TrainingRank, *, paces: TrainingCase, period: int = 1) -> None:
         self.paces = paces
+        self.period = period
+        """The most optimiser steps from one exchange to the next; a block has at least that number of timed steps."""
         self.meter = rank.meter
         self.terms = terms
         self.launch = launch
@@ -196,8 +203,11 @@ class _Session:
         sharing = self.device.ranks_per_gpu or len(_cpus_here(self.control))
         has_room = sharing * TRAINING_COPIES * parameters <= FREE_SHARE * self.device.free_bytes()
         if all(gather_everywhere(self.control, has_room)):
-            early = early_steps_of(self.device, self.steps)
-            lengths = short_blocks(self.terms.blocks * self.steps, early=early, settling=self.device.settling_steps)
+            early, settling = early_steps_of(self.device, self.steps), self.device.settling_steps
+            fewest_timed = max(FEWEST_TIMED, longest_period(cases))
+            lengths = short_blocks(
+                self.terms.blocks * self.steps, early=early, settling=settling, fewest_timed=fewest_timed
+            )
             self.short_blocks = lengths if len(lengths) > self.terms.blocks else ()
 
     def load_file_hooks(self) -> None:
@@ -341,7 +351,9 @@ class _Session:
         rank_step_s = statistics.median(samples.times[samples.early_steps :, -1].tolist()) if samples else 0.0
         step_s = max(gather_everywhere(self.control, rank_step_s))
         steps = int(self.terms.block_s / step_s) if step_s else FEWEST_STEPS
-        return EARLY_STEPS + min(MOST_STEPS, max(FEWEST_STEPS, steps))
+        early_beyond = max(0, self.device.unsteady_steps - EARLY_STEPS) if self.period > 1 else 0
+        fewest = max(FEWEST_STEPS, self.period + early_beyond)
+        return EARLY_STEPS + min(MOST_STEPS, max(fewest, steps))
 
 
 def _fair_threads(control: Control) -> int:

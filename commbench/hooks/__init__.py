@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from commbench.hooks.dense import BF16, FP16, PassThrough
     from commbench.hooks.guard import Guard
     from commbench.hooks.int8 import Int8
+    from commbench.hooks.local_sgd import LocalSGD
     from commbench.hooks.powersgd import PowerSGD
     from commbench.hooks.randomk import RandomK
     from commbench.hooks.topk import TopK
@@ -31,6 +32,7 @@ __all__ = [
     "Hook",
     "HookSpec",
     "Int8",
+    "LocalSGD",
     "PassThrough",
     "PowerSGD",
     "RandomK",
@@ -47,6 +49,7 @@ _MODULES = {
     "Guard": "guard",
     "Hook": "base",
     "Int8": "int8",
+    "LocalSGD": "local_sgd",
     "PassThrough": "dense",
     "PowerSGD": "powersgd",
     "RandomK": "randomk",

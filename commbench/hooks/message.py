@@ -81,6 +81,11 @@ def dense_messages(bucket: BucketShape, *, dtype: str | None = None) -> tuple[Me
     return (_all_reduce(bucket.elements, dtype or bucket.dtype),)
 
 
+def periodic_messages(bucket: BucketShape, *, period: int) -> tuple[Message, ...]:
+    """Return the mean message of a step if every element is all-reduced once in ``period`` steps."""
+    return tuple(replace(message, message_bytes=message.message_bytes / period) for message in dense_messages(bucket))
+
+
 def top_k_messages(bucket: BucketShape, selection: Selection) -> tuple[Message, ...]:
     """Return one all_gather of payloads and tensors sent whole; one all_reduce if all tensors are sent whole."""
     payload = selection.layout([(bucket.elements, 1)] if bucket.shapes is None else bucket.shapes)

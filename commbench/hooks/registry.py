@@ -20,6 +20,7 @@ from commbench.hooks.message import (
     ValueType,
     aligned_messages,
     dense_messages,
+    periodic_messages,
     power_sgd_messages,
     quantised_messages,
     random_k_messages,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 OptionValue: TypeAlias = bool | int | float | str | tuple[float, ...]
 #: What a hook does to gradients: nothing beyond the rounding of a sum; it rounds each to 16 bits; it drops more.
 Effect = Literal["none", "half precision", "lossy"]
+#: What ranks exchange: gradients in buckets during the backward pass, or parameters after the optimiser's step.
+Exchanged = Literal["gradients", "parameters"]
 #: DDP without a hook.
 NONE = "none"
 FP16 = "fp16"
@@ -87,18 +90,23 @@ class HookSpec:
     name: str
     """Name in ``--hook``."""
     messages: Callable[..., tuple[Message, ...]]
-    """Returns the hook's messages for a `BucketShape` after any warm-up; its options are keyword arguments."""
+    """Returns the hook's messages for a `BucketShape` after any warm-up; its options are keyword arguments.
+
+    Of a hook that exchanges parameters, the bucket is the whole model, and the messages are the mean of a step.
+    """
     formula: str
     """Bytes that one of p ranks sends for n float32 elements, as text."""
     class_name: str = ""
     """Name of the class in `commbench.hooks`; empty for `NONE`."""
     options: tuple[HookOption, ...] = ()
-    number: Literal["density", "rank"] | None = None
+    number: Literal["density", "rank", "period"] | None = None
     """The option whose value follows the hook's name, without the option's name."""
     usual_number: str = ""
     """The value that stands for no number, if the number is optional."""
     effect: Effect = "lossy"
     """What the hook does to the gradients that the optimiser gets."""
+    exchanges: Exchanged = "gradients"
+    """With ``parameters`` the hook makes no buckets, and must be registered with the optimiser."""
     is_instrument: bool = False
     """Whether the hook only serves measurements and is never recommended."""
     runs_in_order: Callable[[Mapping[str, str]], bool] = lambda _options: False
@@ -113,6 +121,15 @@ class HookSpec:
     def selects_over_buckets(self, options: Mapping[str, str]) -> bool:
         """Return whether the hook with these options selects over whole buckets: bucket sizes then affect results."""
         return self.number == "density" and self._text("scope", options) in {"bucket", ""}
+
+    def period(self, options: Mapping[str, str]) -> int:
+        """Return the optimiser steps from one exchange to the next; 1 unless the hook has the option ``period``."""
+        return int(self._text("period", options) or 1)
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether the model of a step predicts the hook: it needs known messages of buckets."""
+        return self.exchanges == "gradients" and not self.is_from_file
 
     def _text(self, name: str, options: Mapping[str, str]) -> str:
         """Return an option as text: the given value or the default; empty if the hook has no such option."""
@@ -220,6 +237,10 @@ def _int8(bucket: BucketShape, *, block: int, **_others: OptionValue) -> tuple[M
     return quantised_messages(bucket, block=block)
 
 
+def _local_sgd(bucket: BucketShape, *, period: int, **_others: OptionValue) -> tuple[Message, ...]:
+    return periodic_messages(bucket, period=period)
+
+
 def _power_sgd(
     bucket: BucketShape, *, rank: int, min_compression_rate: float, **_others: OptionValue
 ) -> tuple[Message, ...]:
@@ -311,6 +332,21 @@ _SPECS = (
         usual_number="2",
         runs_in_order=lambda _options: True,
         needs_shapes=lambda _options: True,
+    ),
+    HookSpec(
+        name="localsgd",
+        class_name="LocalSGD",
+        messages=_local_sgd,
+        formula="2(p-1)/p x 4n / period",
+        options=(
+            HookOption(name="period", default=8, least=1),
+            HookOption(name="outer", default="average", choices=("average", "nesterov")),
+            HookOption(name="outer_lr", default=0.7),
+            HookOption(name="outer_momentum", default=0.9),
+        ),
+        number="period",
+        usual_number="8",
+        exchanges="parameters",
     ),
 )
 #: The hooks by name, in the order in which they are listed.
@@ -417,8 +453,8 @@ def parse_hook(text: str) -> HookFields:
     density = None
     if spec.number == "density":
         density = _density(text, numbers[0])
-    elif numbers:
-        options["rank"] = _rank(text, numbers[0])
+    elif spec.number:
+        options[spec.number] = _whole_number(text, numbers[0], spec)
     canonical = ";".join(f"{key}={options[key]}" for key in sorted(options))
     return {"hook": name, "density": density, "hook_options": canonical}
 
@@ -433,7 +469,8 @@ def gathered_density(hook_name: str) -> float | None:
 def hook_words(hook: str, density: float | None, hook_options: str) -> str:
     """Return the text from which `parse_hook` returns these fields."""
     texts = split_options(hook_options)
-    number = texts.pop("rank", "") if density is None else f"{density:g}"
+    option = HOOKS[hook].number if hook in HOOKS else None
+    number = texts.pop(option or "", "") if density is None else f"{density:g}"
     return ":".join([hook, *([number] if number else []), *(f"{key}={value}" for key, value in texts.items())])
 
 
@@ -457,7 +494,7 @@ def _density(text: str, number: str) -> float:
     return density
 
 
-def _rank(text: str, number: str) -> str:
-    if not number.isdigit() or int(number) < 1:
-        raise InputError(f"The rank of hook {text!r} is not a whole number above 0; write e.g. powersgd:2.")
+def _whole_number(text: str, number: str, spec: HookSpec) -> str:
+    if not number.isdecimal() or int(number) < 1:
+        raise InputError(f"The {spec.number} of hook {text!r} is not a whole number above 0; write e.g. {spec.usual}.")
     return str(int(number))

@@ -20,7 +20,7 @@ from commbench.ddp.plan.records import TrainingRecord
 from commbench.ddp.plan.workload import WorkloadFacts
 from commbench.engine.records import Record
 from commbench.errors import InputError
-from commbench.hooks.registry import NONE, is_file_hook, parse_hook
+from commbench.hooks.registry import NONE, parse_hook
 from commbench.results.info import RunInfo
 from commbench.results.summary import latest, launch_medians, records_by_case
 from commbench.results.trained import Trained, paired_sample_ms, speedup_of, trained
@@ -48,7 +48,7 @@ def block_spread(records: Iterable[TrainingRecord]) -> float:
     It is sqrt(2) times the standard error of a block's median, with independent steps. The median over blocks excludes
     disturbed blocks. 0 if no block has two steps.
     """
-    timed = [r.step_ms for r in records if r.case.uses_ddp and r.status == "ok" and len(r.step_ms) > 1]
+    timed = [r.independent_ms for r in records if r.case.uses_ddp and r.status == "ok" and len(r.independent_ms) > 1]
     blocks = [np.log(steps_ms) for steps_ms in timed if min(steps_ms) > 0]
     errors = [float(steps.std(ddof=1)) * _MEDIAN_OVER_MEAN / math.sqrt(len(steps)) for steps in blocks]
     return math.sqrt(2) * float(np.median(errors)) if errors else 0.0
@@ -329,7 +329,7 @@ SMALLEST_BUCKET, LARGEST_BUCKET, FACTOR = 4096, 64 * MIB, 4
 def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backend: str) -> list[Case]:
     """Return the collectives that hooks issue for buckets of all sizes, including those without a hook.
 
-    Those of a user's own hooks are unknown.
+    Hooks that are not predicted are left out: those of a user's own file, and those that exchange parameters.
     A bucket is modelled as one square matrix; the messages of hooks that depend on tensor shapes lie near these sizes.
     For a model too small for a curve, larger buckets are added. ``backend`` is that of training.
 
@@ -338,8 +338,8 @@ def network_cases(hooks: Sequence[str], facts: WorkloadFacts, ranks: int, backen
     """
     sizes_by_type: dict[tuple[str, str], set[int]] = {}
     plain = TrainingCase(workload="", world_size=ranks, batch_per_rank=1, backend=backend)
-    for hook in dict.fromkeys([NONE, *(hook for hook in hooks if not is_file_hook(hook))]):
-        case = replace(plain, **parse_hook(hook))
+    cases = (replace(plain, **parse_hook(hook)) for hook in dict.fromkeys([NONE, *hooks]))
+    for case in (case for case in cases if case.is_predicted):
         for dtype, elements in _buckets(facts):
             side = max(1, math.isqrt(elements))
             for message in messages_of(case, elements, ranks, shapes=[(side, elements // side)], dtype=dtype):
@@ -427,19 +427,21 @@ class Chooser:
     def _assumed(
         self, predicted: Mapping[TrainingCase, StepPrediction], trainings: Sequence[TrainingRecord]
     ) -> dict[TrainingCase, StepPrediction]:
-        """Return the step of each candidate with a user's own hook, whose messages are unknown.
+        """Return the step of each candidate whose hook is not predicted.
 
         It is the hook's measured step with default buckets, relative to the default's: the effect of bucket sizes is
         unknown, so the rounds measure it.
         """
         baseline, others = comparable(trainings, self.info, CALIBRATE)
         speedups = {
-            each.case.hook: speedup_of(each, baseline) for each in others if baseline and each.case.is_file_hook
+            each.case.hook_name: speedup_of(each, baseline)
+            for each in others
+            if baseline and not each.case.is_predicted
         }
         assumed = {}
         for case in self.candidates:
-            plain = predicted.get(dataclasses.replace(case, hook=NONE))
-            speedup = speedups.get(case.hook)
+            plain = predicted.get(dataclasses.replace(case, hook=NONE, hook_options=""))
+            speedup = speedups.get(case.hook_name)
             if plain and speedup and self.baseline in predicted:
                 step_ms = predicted[self.baseline].step_ms / speedup.ratio
                 assumed[case] = dataclasses.replace(

@@ -82,7 +82,7 @@ def prediction_rows(
 ) -> list[PredictionRow]:
     """Return every candidate of a tuning, then its other settings, in the order of the candidates.
 
-    Hooks of a user's file are never predicted; only measured ones have a row.
+    Hooks of a user's file and hooks that exchange parameters are never predicted; only measured ones have a row.
 
     Args:
         collectives: of the run.
@@ -107,7 +107,7 @@ def prediction_rows(
     measured = [setting.case for setting in rounds.values() if setting.case.uses_ddp and setting.is_ok]
     cases = dict.fromkeys([*candidates, *measured])
     predicted = predict_all(model, cases)
-    tried = {case for case in cases if case.is_file_hook and {case.key} & {*rounds, *calibrated}}
+    tried = {case for case in cases if not case.is_predicted and {case.key} & {*rounds, *calibrated}}
     base, fitted = predicted[candidates[0]], {key for key, setting in calibrated.items() if setting.timed}
     return [
         PredictionRow(

@@ -91,7 +91,9 @@ class TuningPlan:
         given = unique_layouts([DEFAULT_CAP, *self.caps], self.facts) if self.caps else candidate_caps(self.facts)
         caps = list(dict.fromkeys([DEFAULT_CAP, *given]))
         hooks = list(dict.fromkeys(["none", *self.hooks]))
-        object.__setattr__(self, "candidates", [self._case(hook, cap) for hook in hooks for cap in caps])
+        cases = [self._case(hook, cap) for hook in hooks for cap in caps]
+        candidates = [case for case in cases if case.makes_buckets or case.bucket_cap_mb == DEFAULT_CAP]
+        object.__setattr__(self, "candidates", candidates)
 
     def _case(self, hook: str, cap: str) -> TrainingCase:
         return TrainingCase(

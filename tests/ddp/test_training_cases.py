@@ -85,7 +85,7 @@ def test_bad_hooks_are_refused(text: str, sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [*(hook for hook in HOOKS if hook not in {"topk", "randomk", "powersgd"}), "topk:0.01", "powersgd:2"]
+    "text", [*(name for name, spec in HOOKS.items() if not spec.number), "topk:0.01", "powersgd:2", "localsgd:8"]
 )
 def test_hook_names_match_the_command_line(text: str) -> None:
     """Return the hook's name as ``--hook`` accepts it."""

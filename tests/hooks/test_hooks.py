@@ -52,7 +52,7 @@ class FakeBucket:
 def test_every_name_makes_its_hook() -> None:
     """Return each hook by name, and None for none."""
     made = [make_hook(name) for name in HOOKS]
-    assert ["none", "passthrough", "fp16", "bf16", "int8", "topk", "randomk", "powersgd"] == list(HOOKS)
+    assert ["none", "passthrough", "fp16", "bf16", "int8", "topk", "randomk", "powersgd", "localsgd"] == list(HOOKS)
     assert [None, *list(HOOKS)[1:]] == [hook and hook.name for hook in made]
 
 
@@ -104,7 +104,11 @@ def test_options_reach_the_hook() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("topsy", {}, ["topsy", "none, passthrough, fp16, bf16, int8, topk:DENSITY, randomk:DENSITY, powersgd:RANK"]),
+        (
+            "topsy",
+            {},
+            ["topsy", "none, passthrough, fp16, bf16, int8, topk:DENSITY, randomk:DENSITY, ", "localsgd:PERIOD"],
+        ),
         ("fp16", {"density": 0.1}, ["fp16", "0.1", "takes none"]),
         ("none", {"density": 0.1}, ["none", "0.1"]),
         ("topk", {"density": 0.0}, ["topk", "density 0"]),

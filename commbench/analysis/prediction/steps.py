@@ -198,7 +198,7 @@ class StepModel:
             raise NotTrainedError(
                 "A prediction of steps needs the step without DDP, which was not measured: measure it first."
             )
-        measured = [setting for setting in settings if setting.case.uses_ddp and _alike(setting.case, local.case)]
+        measured = [setting for setting in settings if setting.case.makes_buckets and _alike(setting.case, local.case)]
         plain = [s for s in measured if not s.case.unused_parameters and s.case.broadcast_buffers]
         measured = plain or measured
         base = next((s for s in measured if s.case.is_default), None)
@@ -241,7 +241,9 @@ class StepModel:
         )
 
     def _can_send(self, case: TrainingCase) -> bool:
-        """Return whether the network has the collectives of a case's hook."""
+        """Return whether the network has the collectives of a case's hook, and they are those of buckets."""
+        if not case.is_predicted:
+            return False
         try:
             dataclasses.replace(self, hooks={case.hook_name: HookCost()})._work_alone(case)  # noqa: SLF001 - of the same class
         except InputError:
@@ -345,6 +347,8 @@ class StepModel:
                 )
         if case.is_file_hook:
             raise UnpredictedError("hook_bytes_unknown", hook=case.hook)
+        if case.uses_ddp and not case.is_predicted:
+            raise UnpredictedError("hook_after_step", case.hook_name)
         if case.uses_ddp and case.hook_name not in self.hooks:
             raise UnpredictedError("hook_unmeasured", case.hook_name, hooks=", ".join(self.hooks))
 

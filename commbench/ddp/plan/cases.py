@@ -160,6 +160,21 @@ class TrainingCase:
         return TRAINING_BACKENDS[self.backend].uses_gpu
 
     @property
+    def makes_buckets(self) -> bool:
+        """Whether gradients are exchanged in buckets: not without DDP, and not if parameters are exchanged instead."""
+        return self.uses_ddp and find_hook(self.hook).exchanges == "gradients"
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether the model of a step predicts the hook, see `commbench.hooks.registry.HookSpec.is_predicted`."""
+        return self.uses_ddp and find_hook(self.hook).is_predicted
+
+    @property
+    def period(self) -> int:
+        """Optimiser steps from one exchange between ranks to the next."""
+        return find_hook(self.hook).period(self.options) if self.uses_ddp else 1
+
+    @property
     def is_plain(self) -> bool:
         """Whether DDP exchanges the gradients unchanged, without a hook."""
         return self.hook == NONE
@@ -418,15 +433,16 @@ class Terms:
 FEWEST_TIMED, MOST_SHORT_BLOCKS = 2, 32
 
 
-def short_blocks(steps: int, *, early: int, settling: int) -> list[int]:
+def short_blocks(steps: int, *, early: int, settling: int, fewest_timed: int = FEWEST_TIMED) -> list[int]:
     """Return the steps of each short block, untimed ones included, into which the steps of a training are divided.
 
     Args:
         steps: of all blocks together.
         early: untimed steps of the first block.
         settling: untimed steps of each later block.
+        fewest_timed: of a block.
     """
-    blocks = min(MOST_SHORT_BLOCKS, max(1, (steps - early + settling) // (settling + FEWEST_TIMED)))
+    blocks = min(MOST_SHORT_BLOCKS, max(1, (steps - early + settling) // (settling + fewest_timed)))
     timed = steps - early - (blocks - 1) * settling
     lengths = [timed * (number + 1) // blocks - timed * number // blocks for number in range(blocks)]
     return [early + lengths[0], *(settling + length for length in lengths[1:])]

@@ -63,7 +63,11 @@ class TrainingRecord:
     parameters: int = 0
     """Number of trainable elements of the model."""
     step_ms: Sequence[float] = ()
-    """Duration of each timed step on the slowest rank, block by block."""
+    """Duration of each timed step on the slowest rank, block by block.
+
+    If ranks exchange once in several steps, each step has the mean of the steps from one exchange to the next, so that
+    it includes its share of the exchange.
+    """
     block_lengths: Sequence[int] = ()
     """Timed steps of each block; their sum is the length of ``step_ms``."""
     block_at: Sequence[int] = ()
@@ -117,9 +121,12 @@ class TrainingRecord:
     target: Diverging | None = None
     """The value of the metric at which the model counts as trained."""
     grad_rel_error: Diverging | None = None
-    """Norm of (gradient after the hook - mean over ranks) over the norm of the mean, at the last step."""
+    """Norm of (gradient after the hook - mean over ranks) over the norm of the mean, at the last step.
+
+    None also if no gradients are exchanged.
+    """
     ranks_agree: bool | None = None
-    """Whether all ranks hold bit-identical parameters at the end of every training."""
+    """Whether all ranks hold bit-identical parameters after the last exchange of every training."""
     skipped_steps: int = 0
     """Steps that the gradient scaler skipped, in all blocks."""
     peak_memory_bytes: int | None = None
@@ -136,6 +143,11 @@ class TrainingRecord:
     """Wall time of steps, discarded ones included."""
     other_s: float = 0.0
     """Wall time of everything else."""
+
+    @property
+    def independent_ms(self) -> Sequence[float]:
+        """``step_ms`` without repetitions: one duration for each exchange."""
+        return self.step_ms[:: self.case.period]
 
     @property
     def is_divided(self) -> bool:
@@ -197,7 +209,10 @@ class TrainingRow:
     launches: int | None = column("launches that the row summarises")
     blocks: int | None = column("blocks of consecutive steps in a launch, median over launches")
     steps: int | None = column("timed steps, all launches together")
-    step_ms: float | None = column("median over launches of the median step of the slowest rank")
+    step_ms: float | None = column(
+        "median over launches of the median step of the slowest rank; with hook localsgd each step counts as the mean "
+        "of its period"
+    )
     step_ms_ci_low: float | None = column("95 % interval over launches, low end")
     step_ms_ci_high: float | None = column("95 % interval over launches, high end")
     step_ms_p95: float | None = column("median over launches of the launch's p95")
@@ -233,8 +248,10 @@ class TrainingRow:
     metric_name: str = column("metric that the workload evaluates on held-out data", "")
     metric: float | None = column("metric after the last step, median over launches")
     time_to_target_s: float | None = column("steps until the metric meets the workload's target, times step_ms")
-    grad_rel_error: float | None = column("relative error of the gradient against the mean over ranks, last step")
-    ranks_agree: bool | None = column("whether all ranks hold bit-identical parameters")
+    grad_rel_error: float | None = column(
+        "relative error of the gradient against the mean over ranks, last step; empty if no gradients are exchanged"
+    )
+    ranks_agree: bool | None = column("whether all ranks hold bit-identical parameters after the last exchange")
     skipped_steps: int | None = column("steps that the gradient scaler skipped, all launches")
     peak_memory_MB: float | None = column(  # noqa: N815 - a unit
         "largest resident memory of a rank's process in a block; on a GPU the most that torch had allocated there"
