@@ -36,7 +36,7 @@ def _count(events: Sequence[EventRow]) -> str:
 
 def event_sentence(event: EventRow) -> str:
     """Return when an event began, how long it lasted, who caused it, and the evidence."""
-    when = f"{event.time.replace('T', ' ').removesuffix('Z')} UTC, {duration_text(event.duration_s or 0.0)}"
+    when = f"{clock_time(event.time)} UTC, {duration_text(event.duration_s or 0.0)}"
     if event.kind != "spike":
         return f"{when}: launch {(event.launch or 0) + 1} {event.kind}: {event.reason}."
     return f"{when}: {cause_of(event)} ({event.reason}), during {event.case}."
@@ -48,6 +48,11 @@ def cause_of(event: EventRow) -> str:
         return "system-wide"
     ranks = f"{'rank' if event.scope == 'rank' else 'ranks'} {event.ranks}"
     return f"{ranks} on host {event.host}" if event.host else ranks
+
+
+def clock_time(time: str) -> str:
+    """Return a time such as ``2026-11-25T04:31:07.123Z`` as ``2026-11-25 04:31:07.123``."""
+    return time.replace("T", " ").removesuffix("Z")
 
 
 def duration_text(seconds: float) -> str:
