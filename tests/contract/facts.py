@@ -58,6 +58,8 @@ ADDED = frozenset(
         "framework_us",
         "options/run/--bisect",
         "options/run/--racks",
+        "options/run/--soak",
+        "points",
         "persistent",
     }
     | {"live", "probes_us", "repeating_s", "revisiting_s", "safe", "speedup_fp16", "speedup_fp16_ci_high"}
