@@ -108,7 +108,7 @@ def test_a_stall_between_repetitions_is_an_event() -> None:
 
 
 def test_all_ranks_that_stall_together_are_the_system() -> None:
-    """Blame no rank if no process ran."""
+    """Name no rank if no process ran."""
     stalls = [Stall(rank=rank, at_s=at_s(2, 2), lasted_s=5.0) for rank in range(4)]
     (event,) = result_of(soak_records(stalls={(2, 2): stalls})).events
     assert ("system", "no process ran") == (event.scope, event.reason)
@@ -134,7 +134,7 @@ def test_a_short_stall_does_not_explain_a_long_spike() -> None:
     ],
 )
 def test_late_ranks_are_a_minority(arrival_s: list[float], rank_s: list[float], places: list[int]) -> None:
-    """Blame ranks that arrive late, else ranks whose own time is long, and never more than half of them."""
+    """Name ranks that arrive late, else ranks whose own time is long, and never more than half of them."""
     assert places == late_places(Interruption(at_s=0.0, lasted_s=1.0, rank_s=rank_s, arrival_s=arrival_s))
 
 
@@ -145,11 +145,13 @@ def test_the_limit_of_a_spike() -> None:
     assert 1.0 == spike_limit_s([1e-6, 1e-5, 1e-4, 1e-3, 1e-6, 1e-5, 1e-4, 1e-3], 8)
 
 
-def failed_launch(launch: int, begun_s: float, seconds: float, status: str = "hung", **culprit: Any) -> dict[str, Any]:
+def failed_launch(
+    launch: int, begun_s: float, seconds: float, status: str = "hung", **failed_rank: Any
+) -> dict[str, Any]:
     """Return the entry of a launch that ended badly."""
     started = {0.0: "2026-11-25T04:00:00+00:00", 63.0: "2026-11-25T04:01:03+00:00", 160.0: "2026-11-25T04:02:40+00:00"}
     entry = {"launch": launch, "started": started[begun_s], "seconds": seconds, "status": status, "reason": "it hung"}
-    return {**entry, "culprit": culprit} if culprit else entry
+    return {**entry, "culprit": failed_rank} if failed_rank else entry
 
 
 def test_a_failed_launch_is_an_event_until_the_next_result() -> None:
@@ -170,7 +172,7 @@ def test_a_failed_launch_is_an_event_until_the_next_result() -> None:
 
 
 def test_a_failure_without_a_rank_is_of_the_system() -> None:
-    """Blame nobody if the diagnosis names none."""
+    """Name no rank if the diagnosis names none."""
     soak = soak_of(soak_records(launches=1), {**soak_info(), "launches": [failed_launch(1, 63.0, 97.0)]})
     assert soak
     assert ["system"] == [event.scope for event in soak.events]
@@ -188,3 +190,11 @@ def test_many_events_are_counted() -> None:
 def test_durations_are_short(seconds: float, text: str) -> None:
     """Write three digits below a minute."""
     assert text == duration_text(seconds)
+
+
+def test_stalls_that_follow_each_other_are_one_event() -> None:
+    """Name the rank of several stalls, none of which fills half of the event."""
+    stalls = [Stall(rank=1, at_s=at_s(2, 2) + 1.5 * number, lasted_s=0.8) for number in range(3)]
+    (event,) = result_of(soak_records(stalls={(2, 2): stalls})).events
+    assert ("rank", "1", 3.8) == (event.scope, event.ranks, event.duration_s)
+    assert "its process did not run" in event.reason

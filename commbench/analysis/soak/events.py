@@ -143,22 +143,13 @@ def _spike(parts: Sequence[_Part], info: RunInfo, begun_s: float) -> EventRow:
     """Return the event that parts are of: stalls name its ranks, else its longest interruption does."""
     begun, ended = min(part.begun_s for part in parts), max(part.ended_s for part in parts)
     longest = max(parts, key=lambda part: part.lasted_s)
-    stalled = {
-        rank
-        for part in parts
-        if part.is_stall and part.lasted_s >= CAUSE_SHARE * (ended - begun)
-        for rank in part.ranks
-    }
-    ranks = sorted(stalled or longest.ranks)
+    causes = [part for part in parts if part.is_stall and part.lasted_s >= CAUSE_SHARE * (ended - begun)] or [longest]
+    ranks = sorted({rank for part in causes for rank in part.ranks})
     if 2 * len(ranks) > max(2, longest.participants):
         ranks = []
     hosts = hosts_of(info)
     names = {hosts.get(rank, "") for rank in ranks}
     host = names.pop() if len(names) == 1 else ""
-    if stalled:
-        reason = "its process did not run: it was stopped, or had no CPU" if ranks else "no process ran"
-    else:
-        reason = "the others waited for it" if ranks else "all ranks waited, and none was late by itself"
     return EventRow(
         run_id=str(info.get("run_id", "")),
         kind="spike",
@@ -170,8 +161,14 @@ def _spike(parts: Sequence[_Part], info: RunInfo, begun_s: float) -> EventRow:
         host=host,
         launch=longest.record.launch,
         case=str(longest.record.case),
-        reason=reason,
+        reason=_evidence(is_stall=causes[0].is_stall, has_ranks=bool(ranks)),
     )
+
+
+def _evidence(*, is_stall: bool, has_ranks: bool) -> str:
+    if is_stall:
+        return "its process did not run: it was stopped, or had no CPU" if has_ranks else "no process ran"
+    return "the others waited for it" if has_ranks else "all ranks waited, and none was late by itself"
 
 
 def _scope(ranks: Sequence[int], host: str, hosts: Mapping[int, str]) -> str:
@@ -201,8 +198,8 @@ def _failure(entry: Launch, points: Sequence[Point], info: RunInfo, begun_s: flo
     before = [point.at_s + point.lasted_s for point in points if point.at_s < ended_s]
     last_s = max(before, default=started_s)
     next_s = min((point.at_s for point in points if point.at_s >= ended_s), default=ended_s)
-    culprit = entry.get("culprit") or {}
-    rank, host = culprit.get("rank"), culprit.get("host") or ""
+    failed_rank = entry.get("culprit") or {}
+    rank, host = failed_rank.get("rank"), failed_rank.get("host") or ""
     return EventRow(
         run_id=str(info.get("run_id", "")),
         kind=entry.get("status", ""),
@@ -213,6 +210,6 @@ def _failure(entry: Launch, points: Sequence[Point], info: RunInfo, begun_s: flo
         ranks="" if rank is None else str(rank),
         host=host,
         launch=entry.get("launch"),
-        case=culprit.get("case") or "",
+        case=failed_rank.get("case") or "",
         reason=entry.get("reason", ""),
     )
