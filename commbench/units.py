@@ -10,6 +10,7 @@ The conventions of every file and table:
 
 import math
 import re
+from datetime import datetime, timezone
 from fractions import Fraction
 
 from commbench.errors import InputError
@@ -20,6 +21,9 @@ _HINT = "write whole bytes such as 8, 64K, 1.5M or 1GiB"
 _RANGE_HINT = "write min:max or min:max:factor, such as 8:64M or 8:64M:4"
 _LINK_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kmg])bit", re.IGNORECASE)
 _BITS = {"g": 10**9, "m": 10**6, "k": 10**3}
+_DURATION_HINT = "write e.g. 90s, 20min, 2h or 1h30m"
+_DURATION_PART = r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(h|min|m|s)\s*"
+_SECONDS = {"h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 _SIZE_LIMIT = 1 << 63  # MPI and NCCL count bytes in a signed 64-bit integer
 
 _SIZE_UNITS = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (1, "B"))
@@ -125,6 +129,22 @@ def time_unit(seconds: float) -> tuple[float, str]:
     return next((scale, unit) for scale, unit in _TIME_UNITS if abs(rounded) >= scale or unit == "us")
 
 
+def parse_duration(text: str) -> float:
+    """Return the seconds that ``text`` names: '90s', '20min', '2h', '1h30m'.
+
+    Raises:
+        InputError: if it is no duration, has no unit, or is 0.
+    """
+    stripped = text.strip().lower()
+    parts = re.findall(_DURATION_PART, stripped)
+    if not re.fullmatch(f"({_DURATION_PART})+", stripped):
+        raise InputError(f"duration {text!r} is not understood: {_DURATION_HINT}.")
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    if not seconds:
+        raise InputError(f"duration {text!r} is 0: {_DURATION_HINT}.")
+    return seconds
+
+
 def format_duration(seconds: float) -> str:
     """Return how long a person waits: '45 s', '2 min 05 s' or '1 h 03 min'."""
     minutes, rest = divmod(round(seconds), 60)
@@ -134,6 +154,12 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(round(seconds / 60), _MINUTES_PER_HOUR)
     return f"{hours} h {minutes:02d} min"
+
+
+def utc_text(seconds: float) -> str:
+    """Return seconds since 1970 as UTC: '2026-11-25T04:31:07.123Z'."""
+    moment = datetime.fromtimestamp(seconds, tz=timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def algbw_GBps(message_bytes: float, time_us: float) -> float:  # noqa: N802 - the unit keeps its spelling, as in the CSV

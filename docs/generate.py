@@ -17,6 +17,7 @@ import pictures
 import terminal
 from reference import commands_page, docstrings_of_fields, python_page
 
+from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
 from commbench.collectives.operations import OPERATIONS, LengthRule, Operation, Shape
 from commbench.ddp.plan.records import BucketRow, TrainingRecord, TrainingRow
 from commbench.ddp.traces import SHIPPED, load_trace
@@ -79,6 +80,9 @@ that follow |
 | `ddp.csv` | one line per training configuration, if the run trained |
 | `buckets.csv` | one line per bucket of each of these |
 | `predictions.csv` | one line per candidate of a tuning: what was predicted, and what was measured later |
+| `timeline.csv` | one line per visit of a soak: when, median, longest wait, slowest rank |
+| `events.csv` | one line per spike and per failed launch of a soak: when, how long, whose |
+| `drift.csv` | one line per case of a soak: its trend |
 | `losses.csv` | of a live tuning: `launch`, `step` and `loss` of each optimiser step on rank 0 |
 | `recommendation.json` | what the training concludes |
 
@@ -318,6 +322,12 @@ def _collectives() -> list[str]:
         _columns(OverlapRow),
         "## pairs.csv\n",
         _columns(PairRow),
+        "## timeline.csv\n",
+        _columns(TimelineRow),
+        "## events.csv\n",
+        _columns(EventRow),
+        "## drift.csv\n",
+        _columns(DriftRow),
         MODEL,
         OPERATIONS_HEAD,
         _table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from commbench.analysis import scaling
 from commbench.analysis.prediction.network import NetworkModel
+from commbench.analysis.soak import Soak, soak_of
 from commbench.analysis.stragglers import Findings, find_stragglers
 from commbench.engine.records import Row
 from commbench.results import Run, once_per_run
@@ -23,6 +24,12 @@ def network_model(run: Run) -> NetworkModel:
 def straggler_findings(run: Run) -> Findings:
     """Return the hosts, ranks and links that are slower than their peers."""
     return find_stragglers(run.matrices, run.records, run.info)
+
+
+@once_per_run
+def soak_results(run: Run) -> Soak | None:
+    """Return the time line, events and drift of a soak; None for another run."""
+    return soak_of(run.records, run.info)
 
 
 @once_per_run

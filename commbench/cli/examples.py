@@ -32,6 +32,7 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType(
                 "commbench run -c all_to_all --sizes 1M --backend mpi --hostfile hosts --bisect 1.5",
                 "which hosts are slow only together",
             ),
+            ("commbench run -c all_reduce --sizes 64K --soak 2h", "for hours: spikes, failures and drift, with times"),
         ),
         "train": (
             ("commbench train --workload resnet18 --bucket-cap-mb default,5,25 --hook none,fp16", "every combination"),

@@ -36,6 +36,7 @@ from commbench.cli.options import (
     Root,
     Settings,
     Sizes,
+    SoakTime,
     StepFactor,
     Sync,
     Visits,
@@ -53,6 +54,7 @@ from commbench.cli.request import (
     unusable_reason,
     usable_suite,
 )
+from commbench.cli.soak import as_soak, parse_soak
 from commbench.cli.train import backend_at, default_sweep, join_training, permission_of, plan_training
 from commbench.collectives.backends import TRAINING_BACKENDS
 from commbench.collectives.cases import Axes, Case
@@ -178,6 +180,7 @@ def run(
             "--racks", metavar="FILE", help="Rack or switch of each host for --bisect: a file of lines HOST RACK."
         ),
     ] = None,
+    soak: SoakTime = None,
     as_tool: AsTool = None,
     budget: BudgetName = "quick",
     launches: Launches = None,
@@ -220,6 +223,7 @@ def run(
             "--bisect": bisect,
             "--racks": racks,
             "--world-sizes": world_sizes,
+            "--soak": soak,
         }
         if clash := next((option for option, value in others.items() if value is not None), None):
             raise InputError(f"--as {as_tool} and {clash} were both given; leave one of them out.")
@@ -230,11 +234,23 @@ def run(
     if bisect is None and racks is not None:
         raise InputError(f"--racks {racks} is of --bisect; add it, or leave the file out.")
     terms = None if bisect is None else parse_bisect(bisect, racks, launches)
+    unlike_soak = {
+        "--bisect": bisect,
+        "--budget": budget if budget != "quick" else None,
+        "--launches": launches,
+        "--visits": visits,
+        "--energy": energy,
+        "--time-limit": settings.time_limit,
+    }
+    soak_s = None if soak is None else parse_soak(soak, unlike_soak)
 
-    def search(place: Place) -> Task:
-        return as_search(plan(place), terms, place) if terms else plan(place)
+    def plan_kind(place: Place) -> Task:
+        task = plan(place)
+        if soak_s is not None:
+            return as_soak(task, soak_s, place)
+        return as_search(task, terms, place) if terms else task
 
-    return carry_out(settings, search, lambda: ranks_by_gpus(full_suite.backends))
+    return carry_out(settings, plan_kind, lambda: ranks_by_gpus(full_suite.backends))
 
 
 def _run_as(tool: str, axes: Axes, settings: Settings, budget: Budget) -> int:

@@ -240,6 +240,16 @@ FailFast = Annotated[
     bool,
     typer.Option("--fail-fast", help="End the run at the first case that fails or hangs; by default the run goes on."),
 ]
+SoakTime = Annotated[
+    str | None,
+    typer.Option(
+        "--soak",
+        metavar="TIME",
+        help="Measure the same cases for so long, e.g. 20min or 2h, in one launch after another. timeline.csv has the "
+        "medians and the slowest rank over wall-clock time; events.csv names spikes, of the system or of one rank, and "
+        "failed launches, each with its time; drift.csv has the trend. A launch that fails is no end.",
+    ),
+]
 Out = Annotated[
     Path | None,
     typer.Option(

@@ -19,6 +19,7 @@ from commbench.report.advice import advise_run
 from commbench.report.env import render_envs
 from commbench.report.matrix import conclude, render_matrices
 from commbench.report.model import conclude_model
+from commbench.report.soak import describe_soak
 from commbench.report.state import origins, result_files, time_spent, undecided, unfinished
 from commbench.report.table import (
     precision_of,
@@ -111,7 +112,8 @@ def _print_collectives(run_: Run, console: Console) -> None:
         console.print(sentence, markup=False)
     for warning in warnings_for(run_.rows, run_.info):
         console.print(f"! {warning}", markup=False)
-    for sentence in (conclude(straggler_findings(run_)), conclude_model(network_model(run_))):
+    conclusions = (conclude(straggler_findings(run_)), conclude_model(network_model(run_)), *describe_soak(run_))
+    for sentence in conclusions:
         if sentence:
             console.print(sentence, markup=False)
 

@@ -22,10 +22,11 @@ from commbench.engine.gpu_clocks import Reading, clocks_between
 from commbench.engine.matrix import MatrixSampler, PreparedMatrix, prepare_matrix
 from commbench.engine.overlap import measure_overlap, probe_us
 from commbench.engine.probe import probe_of
-from commbench.engine.records import FixedSettings, Overlap, PairTimes, Record, without_result
+from commbench.engine.records import FixedSettings, Overlap, PairTimes, Point, Record, Stall, without_result
 from commbench.engine.samples import Samples, elements_wrong, join_transports, timed_groups, wrong_record
 from commbench.engine.session import Session
 from commbench.engine.setup import Checked, Prepared, prepare, sets_needed
+from commbench.engine.soak import SoakSamples
 from commbench.engine.stopping import Sampler
 from commbench.engine.timing.clocks import is_close
 from commbench.engine.timing.loops import Timer
@@ -100,7 +101,7 @@ class Measurement:
 
     def visit(self) -> Record | None:
         """Measure the case once more; collective; return the record of this visit on rank 0, None elsewhere."""
-        is_probed = self.settings.is_probed and self.case.pattern != MATRIX
+        is_probed = self.settings.is_probed and not self.session.budget.is_soak and self.case.pattern != MATRIX
         probe = probe_of(self._communicator, self.session) if is_probed else None
         if probe is None:
             return self._visit()
@@ -146,7 +147,7 @@ class Measurement:
             calls = sampler.warm_up(fixed and replace(fixed, batch=max(1, fixed.batch // together)))
             self._calls_batch = calls.batch
             settled = self.settings = replace(calls, batch=calls.batch * together)
-            self._repeatable = settled.visits // 4
+            self._repeatable = 0 if session.budget.is_soak else settled.visits // 4
             before = session.read_clock(communicator)  # after warm-up: the clock of an idle GPU is low
             samples, repetition_J = _sample(sampler, prepared, session, calls.batch)  # noqa: N806 - a unit
             after = session.read_clock(communicator)
@@ -215,19 +216,21 @@ class Measurement:
         if not self._keeps_buffers(prepared):
             self._prepared = None
         repeating_s, self._repeated_s = self._sampler.repeating_s - self._repeated_s, self._sampler.repeating_s
-        gathered = session.control.gather((prepared.communicator.transport(), *readings))
+        stalls = session.progress.take_stalls()
+        gathered = session.control.gather((prepared.communicator.transport(), *readings, stalls))
         if samples is None or gathered is None:
             return None
-        transports = [transport_by(record.algorithm, transport) for transport, _, _ in gathered]
+        transports = [transport_by(record.algorithm, transport) for transport, *_ in gathered]
         record = replace(
             record,
             transport=join_transports(transports, prepared.participants),
-            clocks=clocks_between((clock, other) for _, clock, other in gathered if clock and other),
+            clocks=clocks_between((clock, other) for _, clock, other, _ in gathered if clock and other),
             repeating_s=round(repeating_s, 6),
         )
         record = _with_samples(record, samples, session, stopwatch)
         groups = timed_groups(prepared, self._checked, samples, transports, _operations(record))
-        return replace(record, groups=groups)
+        points = _points(samples, _operations(record), [stalls for *_, stalls in gathered])
+        return replace(record, groups=groups, points=points)
 
     def _keeps_buffers(self, prepared: Prepared) -> bool:
         """Return whether the buffers remain for the next visit, the same on all ranks."""
@@ -238,6 +241,18 @@ class Measurement:
             self._kept_bytes = needed_bytes
             session.kept_bytes += needed_bytes
         return bool(self._kept_bytes) and not self.is_finished
+
+
+def _points(samples: Samples, per: int, stalls_of_ranks: Sequence[Sequence[tuple[float, float]]]) -> list[Point]:
+    """Return the point of a visit of a soak, in a list; empty elsewhere, and if every repetition started late."""
+    if not isinstance(samples, SoakSamples) or not samples.valid:
+        return []
+    stalls = [
+        Stall(rank=rank, at_s=at_s, lasted_s=lasted_s)
+        for rank, of_rank in enumerate(stalls_of_ranks)
+        for at_s, lasted_s in of_rank
+    ]
+    return [samples.point(per, stalls)]
 
 
 class Disturbance:
@@ -418,6 +433,7 @@ def _sampler(prepared: Prepared, timer: Timer, session: Session) -> Sampler:
         slice_s=session.slice_s or session.budget.slice_s,
         reading_ns=session.reading_ns(timer),
         most_visits=session.budget.visits,
+        is_soak=session.budget.is_soak,
         watched=prepared.participants if prepared.reports_groups else (0,),
     )
 
@@ -425,7 +441,8 @@ def _sampler(prepared: Prepared, timer: Timer, session: Session) -> Sampler:
 def _no_samples(sampler: Sampler, prepared: Prepared, session: Session) -> Samples:
     """Return the samples of a visit before its first repetition."""
     spanning = sampler.timer.sync.plan.spans_ranks
-    return Samples(prepared.participants, spanning=spanning, clock_error_ns=session.clock.error_ns)
+    kind = SoakSamples if session.budget.is_soak else Samples
+    return kind(prepared.participants, spanning=spanning, clock_error_ns=session.clock.error_ns)
 
 
 def _sample(sampler: Sampler, prepared: Prepared, session: Session, batch: int) -> tuple[Samples | None, float | None]:
@@ -477,10 +494,11 @@ def _with_samples(record: Record, samples: Samples, session: Session, stopwatch:
         "clock": _is_clock_uncertain(record, samples.slowest_us(per), session),
         "throttled": bool(record.clocks and record.clocks.slowed_by),
     }
+    summary = samples.summary(per)
     return replace(
         record,
-        **samples.summary(per),
-        visit_lengths=(samples.valid,),
+        **summary,
+        visit_lengths=(len(summary["times_us"]),),
         late_discarded=samples.late,
         flags=(*record.flags, *raised_flags(conditions), *samples.flags(per)),
     )

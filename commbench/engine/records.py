@@ -129,6 +129,56 @@ class PairTimes:
     """Wrong elements; None: not verified."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Interruption:
+    """One of the longest repetitions of a visit of a soak, with the wait before it."""
+
+    at_s: float
+    """When the repetition before it had ended on all ranks: seconds since 1970, UTC."""
+    lasted_s: float
+    """From then until all ranks had ended this one."""
+    rank_s: Sequence[float] = ()
+    """Each participating rank's time of this repetition."""
+    arrival_s: Sequence[float] = ()
+    """When each of them started it, after ``at_s``; empty if ranks share no clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """A time in which the process of a rank did not run: it was stopped, or had no CPU. Known to a quarter second."""
+
+    rank: Ranks
+    """Number of the rank."""
+    at_s: float
+    """When it began, by the clock of its host: seconds since 1970, UTC."""
+    lasted_s: float
+    """Its duration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One visit of a soak: a point of its time line."""
+
+    at_s: float
+    """When its repetitions began: seconds since 1970, UTC."""
+    lasted_s: float
+    """Duration of its repetitions and what was between them."""
+    repetitions: int
+    """Timed repetitions; the record keeps the times of some."""
+    late: int
+    """Repetitions that a rank started late; ``longest`` includes them."""
+    median_us: float
+    """Median time of an operation on the slowest rank."""
+    slowest: Ranks
+    """The rank that was the slowest most often."""
+    slowest_share: float
+    """The share of repetitions in which it was."""
+    longest: Sequence[Interruption] = ()
+    """The longest repetitions, the longest first."""
+    stalls: Sequence[Stall] = ()
+    """Of all ranks, since the visit before."""
+
+
 _PAIR_FIELDS = tuple(f.name for f in dataclasses.fields(PairTimes))
 
 
@@ -275,6 +325,8 @@ class Record:
     """Of patterns with several groups: each group; the record's own times are then those of all groups together."""
     pairs: Sequence[PairTimes] = ()
     """Of the pattern ``matrix`` only: each pair; the record's own times are then the medians of the pairs."""
+    points: Sequence[Point] = ()
+    """Of a soak only: each visit, in order; ``times_us`` then holds some repetitions of each."""
     energy_J: float | None = None  # noqa: N815 - a unit
     """Of one operation on all hosts, including waiting; None if not measured."""
     energy_of: str = ""
@@ -300,7 +352,8 @@ class Record:
         plain |= {name: dataclasses.asdict(plain[name]) for name in _NESTED if plain[name] is not None}
         groups = [dataclasses.asdict(group) for group in self.groups]
         pairs = _as_columns(self.pairs) if self.pairs else {}
-        return {"kind": self.kind, **plain, "groups": groups, "pairs": pairs}
+        points = [dataclasses.asdict(point) for point in plain.pop("points")]
+        return {"kind": self.kind, **plain, "groups": groups, "pairs": pairs, **({"points": points} if points else {})}
 
     @classmethod
     def from_json(cls, data: JsonMapping) -> Record:

@@ -43,9 +43,14 @@ class Samples:
 
     def within(self, ranks: Sequence[int]) -> Samples:
         """Return the same repetitions for some of the participating ranks, e.g. one group."""
+        return self._part(ranks, slice(None))
+
+    def _part(self, ranks: Sequence[int], places: slice | list[int]) -> Samples:
+        """Return the repetitions at some places for some of the participating ranks."""
         part = Samples(ranks, spanning=self._spanning, clock_error_ns=self._clock_error_ns)
         rows = [self._participants.index(rank) for rank in ranks]
-        part._start, part._end, part.late = self._start[rows], self._end[rows], self.late
+        part._start, part._end = self._start[rows][:, places], self._end[rows][:, places]
+        part.late = self.late
         part._comparable = self._comparable
         return part
 

@@ -14,7 +14,7 @@ from commbench.engine.records import FixedSettings
 from commbench.engine.samples import Samples
 from commbench.engine.timing.loops import Call, Repetitions, Timer
 from commbench.engine.timing.sync import TOLERATED_LATE
-from commbench.engine.visits import MOST_WARMUPS, PILOT_S, WARMUP_S, pilot_visits, visit_rule
+from commbench.engine.visits import MOST_WARMUPS, PILOT_S, WARMUP_S, pilot_visits, soak_rule, visit_rule
 from commbench.stats import StoppingRule, warmup_count
 
 WARMUP_WINDOW = 20
@@ -60,6 +60,8 @@ class Sampler:
     """Cost of one reading of the clock in this timer's loop."""
     most_visits: int = 1
     """The budget's most visits of a case in a launch."""
+    is_soak: bool = False
+    """Whether each visit fills its share of the time slice."""
     watched: Sequence[int] = (0,)
     """Ranks whose slowest decides on warm-up and batch; rank 0 alone if all ranks do the same together."""
     repeating_s: float = field(default=0.0, init=False)
@@ -105,15 +107,19 @@ class Sampler:
 
     def _pilot_visits(self, times: Sequence[int]) -> int:
         """Return the visits of a case whose components of variance are unknown, the same on all ranks."""
+        if self.is_soak:
+            return self.most_visits
         left_s = self.slice_s - self._elapsed()
         operation_s = _typical_ns(times[-WARMUP_WINDOW:]) / 1e9
         return self.control.broadcast_int(pilot_visits(self.most_visits, left_s=left_s, operation_s=operation_s))
 
     def begin_visit(self, settings: FixedSettings, *, is_first: bool) -> None:
         """Prepare for the repetitions of a visit, which has its share of the time slice; a later one is warmed up."""
-        self._rule = visit_rule(self.rule, settings)
+        self._rule = soak_rule(self.rule) if self.is_soak else visit_rule(self.rule, settings)
         self._spanned_ns = 0
-        self._least_span_s = 0.0 if settings.repetitions else SPAN_S if settings.visits == 1 else PILOT_S
+        self._least_span_s = (
+            0.0 if settings.repetitions or self.is_soak else SPAN_S if settings.visits == 1 else PILOT_S
+        )
         if is_first:
             self._share_s = (self.slice_s - self._elapsed()) / settings.visits
         else:
@@ -160,12 +166,16 @@ class Sampler:
         left_s = self._ends - time.perf_counter()
         enough = samples.valid >= self._rule.floor or tried >= 4 * self._rule.floor
         missing_s = self._least_span_s - self._spanned_ns / 1e9
-        sure = missing_s <= 0 and self._rule.satisfied([t / 1e6 for t in samples.slowest_us(batch)])
+        sure = (
+            not self.is_soak and missing_s <= 0 and self._rule.satisfied([t / 1e6 for t in samples.slowest_us(batch)])
+        )
         if sure or tried >= self._rule.maximum or (left_s <= 0 and enough):
             return Step(repetitions=0)
         self._pace_s = max(self._chunk_s / last.repetitions, 1e-9)
         repetitions = self._rule.next_checkpoint(tried) - tried
-        if self._rule.relative_half_width is None:
+        if self.is_soak:
+            repetitions = MOST_TOGETHER
+        elif self._rule.relative_half_width is None:
             repetitions = max(self._rule.minimum - samples.valid, math.ceil(missing_s / self._pace_s))
         missing = max(0, self._rule.floor - samples.valid)
         return Step(

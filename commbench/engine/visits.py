@@ -7,6 +7,7 @@ share a state of the machine, so that one long stretch says less about a launch 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -67,9 +68,14 @@ def visit_rule(rule: StoppingRule, settings: FixedSettings) -> StoppingRule:
     )
 
 
+def soak_rule(rule: StoppingRule) -> StoppingRule:
+    """Return the stopping rule of a visit that only time ends."""
+    return replace(rule, relative_half_width=None, minimum=1, floor=1, maximum=sys.maxsize)
+
+
 def rounds_of_launch(settings: Sequence[FixedSettings | None], budget: Budget) -> int:
     """Return the rounds of a launch: the most visits of any case."""
-    pilot = min(PILOT_VISITS, budget.visits)
+    pilot = budget.visits if budget.is_soak else min(PILOT_VISITS, budget.visits)
     return max(1, *(fixed.visits if fixed and fixed.visits else pilot for fixed in settings))
 
 
@@ -87,7 +93,7 @@ def settings_after(record: Record, budget: Budget) -> FixedSettings | None:
         return None
     settings = FixedSettings(warmups=record.warmups, batch=record.batch, sync=record.sync)
     visits = visit_times(record)
-    if record.pairs or not visits:
+    if record.pairs or not visits or budget.is_soak:
         return settings
     if len(visits) == 1:
         return replace(settings, visits=1)
@@ -143,6 +149,7 @@ def extended(record: Record, visit: Record) -> Record:
         visit=0,
         visit_lengths=[*record.visit_lengths, *visit.visit_lengths],
         probes_us=[*record.probes_us, *visit.probes_us],
+        points=[*record.points, *visit.points],
         late_discarded=late,
         clocks=_join_clocks(record.clocks, visit.clocks),
         flags=tuple(dict.fromkeys([*other_flags, *raised_flags(judged)])),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import signal
 import time
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ from commbench.launch.events import Listener, Notice, RankOutput
 from commbench.launch.launchers import Launcher
 from commbench.launch.ledger import LaunchLedger, Ledger, Remaining
 from commbench.launch.signals import Interrupts
-from commbench.launch.supervisor import Supervisor
+from commbench.launch.supervisor import LOOK_S, Supervisor
 from commbench.results import Store
+from commbench.results.info import Launch
 from commbench.results.plan import (
     DONE,
     RunRequest,
@@ -29,9 +31,14 @@ from commbench.results.plan import (
     unmeasured_clause,
 )
 from commbench.results.record_types import AnyCase
+from commbench.units import utc_text
 
 #: After this many consecutive launches without a result, the next would probably fail too.
 MOST_FAILURES_IN_A_ROW = 3
+#: A soak begins no launch that would last less, in seconds.
+LEAST_SOAK_S = 2.0
+#: Seconds between a launch of a soak whose ranks did not start, and the next one: a host may be out of reach.
+PAUSE_S = 10.0
 
 
 def conduct(
@@ -92,7 +99,7 @@ class _Run:
             if request is None:
                 continue
             self.ledger.begin_stage(request)
-            stage = _StageRun(self, request, startup_s)
+            stage = (_SoakRun if request.soak_s else _StageRun)(self, request, startup_s)
             ending = stage.run()
             if ending.status == "cut":
                 cut = cut or ending
@@ -146,14 +153,20 @@ class _StageRun:
 
     def _obstacle(self, launch: int, *, slices: float) -> Ending | None:
         """Return why a launch cannot be started; None if it can."""
-        number = self.run_.interrupts.number
-        if number is not None:
-            return Ending(status="interrupted", reason=f"interrupted by {signal.Signals(number).name} between launches")
+        if interruption := self._interruption():
+            return interruption
         records = self.ledger.store.records
         slice_s, whole = slice_seconds(self.request, records), self._may_use_whole_limit(launch)
         if records and not self.times.fits(time.monotonic(), slices=slices, whole=whole, slice_s=slice_s):
             return self._out_of_time(launch)
         return None
+
+    def _interruption(self) -> Ending | None:
+        """Return how a run ends that a signal has interrupted between launches; None without a signal."""
+        number = self.run_.interrupts.number
+        if number is None:
+            return None
+        return Ending(status="interrupted", reason=f"interrupted by {signal.Signals(number).name} between launches")
 
     def _may_use_whole_limit(self, launch: int) -> bool:
         return launch < self.request.fewest_launches
@@ -181,7 +194,10 @@ class _StageRun:
 
     def _supervise(self, launch: LaunchLedger) -> Ending:
         """Run one start of a launch; return how it ended, having entered that."""
-        launch.show_start(self.request.budget.launches, " ".join(filter(None, (self.label, launch.plan.env))))
+        launch.show_start(
+            max(self.request.budget.launches, launch.plan.launch + 1),
+            " ".join(filter(None, (self.label, launch.plan.env))),
+        )
         run = self.run_
         supervisor = Supervisor(launch.plan, self.request.ranks, run.launcher, launch, run.interrupts)
         try:
@@ -261,3 +277,62 @@ class _StageRun:
 
     def _warn(self, text: str) -> None:
         self.ledger.display.on(Notice(text=text))
+
+
+class _SoakRun(_StageRun):
+    """The launches of a soak, one after another until its time is up; a failed launch is followed by the next one."""
+
+    def run(self) -> Ending:
+        """Make the launches; return early at a signal, with ``fail_fast``, or if no launch works from the start."""
+        earlier_s = sum(entry.get("seconds", 0.0) for entry in self._entries)
+        ends = time.monotonic() + (self.request.soak_s or 0.0) - earlier_s
+        while (left_s := ends - time.monotonic() - self.times.startup_s) > LEAST_SOAK_S:
+            ending = self._interruption() or self._soak(left_s)
+            if ending is not None:
+                return ending
+        self.ledger.has_failed_launches = any(entry.get("status") in {"failed", "hung"} for entry in self._entries)
+        return Ending(status="ok")
+
+    @property
+    def _entries(self) -> Sequence[Launch]:
+        return self.ledger.store.info.get("launches", [])
+
+    def _soak(self, left_s: float) -> Ending | None:
+        """Make the next launch, within ``left_s`` after its start-up; return how the soak ends, None if it goes on."""
+        launch = self._plan_soak(left_s)
+        ending = self._supervise(launch)
+        if ending.is_broken:
+            return self._after_failed_launch(ending, launch)
+        if ending.status in {"interrupted", "refused"}:
+            return ending
+        if ending.status == "ok" and ending.reason:
+            self._warn(f"Launch {launch.plan.launch + 1}: {ending.reason}.")
+        return None
+
+    def _plan_soak(self, left_s: float) -> LaunchLedger:
+        request, records, begun = self.request, self.ledger.store.records, time.monotonic()
+        numbers = [record.launch for record in records] + [entry.get("launch", -1) for entry in self._entries]
+        number = max(numbers, default=-1) + 1
+        slices = request.slices(request.cases)
+        slice_s = min(request.budget.slice_s, left_s / slices)
+        plan = plan_launch(request, records, number, slice_s=slice_s, deadline_s=left_s)
+        launches = max(1, math.ceil(left_s / (slices * request.budget.slice_s)))
+        cases = len(request.cases)
+        remaining = Remaining(
+            cases=launches * cases, slices=launches * slices, launches=launches, total=(number + launches) * cases
+        )
+        return LaunchLedger(self.ledger, request, plan, times=self.times, begun=begun, remaining=remaining)
+
+    def _after_failed_launch(self, ending: Ending, launch: LaunchLedger) -> Ending | None:
+        """Return how the soak ends; None if it goes on, a moment later if the ranks did not start."""
+        ledger = self.ledger
+        ledger.failures_in_a_row += 1
+        has_worked = any(record.status in DONE for record in ledger.store.records)
+        if self.run_.fail_fast or (not has_worked and ledger.failures_in_a_row >= MOST_FAILURES_IN_A_ROW):
+            return ending
+        now = utc_text(time.time())
+        self._warn(f"Launch {launch.plan.launch + 1} {ending.status} at {now}: {ending.reason}. The soak goes on.")
+        resumes = time.monotonic() + (0.0 if launch.has_begun else PAUSE_S)
+        while time.monotonic() < resumes and self.run_.interrupts.number is None:
+            time.sleep(LOOK_S)
+        return None

@@ -90,6 +90,8 @@ def _short(path: str) -> str:
 
 
 INTERVAL_S = 0.5
+#: A heartbeat that is later than this shows that the process did not run.
+STALL_S = 0.5
 #: Ranks have at least this many seconds to come together: all of them may read libraries from a slow disk at once.
 STARTUP_TIMEOUT_S = 60.0
 #: A rank ends itself this many seconds after its repetition hung, because the conductor is out of reach.
@@ -209,8 +211,22 @@ class Heart:
             self._look_for_stall(beat)
             if self._parent not in {None, os.getppid()} and not self._stopped.is_set():
                 os._exit(1)
-            for number in self._wait():
+            before = time.monotonic(), time.process_time()
+            signals = self._wait()
+            self._note_stall(*before)
+            for number in signals:
                 self._answer(number)
+
+    def _note_stall(self, begun: float, cpu_s: float) -> None:
+        """Note a stall if the wait since ``begun`` took much too long and the process used little CPU time meanwhile.
+
+        A library that holds the interpreter's lock delays this thread, too, but it uses CPU time.
+        """
+        waited_s = time.monotonic() - begun
+        stalled_s = waited_s - INTERVAL_S
+        if stalled_s > STALL_S and time.process_time() - cpu_s < waited_s / 2:
+            lasted_s = stalled_s + INTERVAL_S / 2
+            self.progress.add_stall(time.time() - lasted_s, lasted_s)
 
     def _wait(self) -> list[signal.Signals]:
         if self._signals is not None:

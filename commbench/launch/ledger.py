@@ -68,6 +68,8 @@ class Ledger:
         """Failed cases by key with the reason; this invocation does not measure them again."""
         self.failures_in_a_row = 0
         """Failed launches since the last result."""
+        self.has_failed_launches = False
+        """Whether a launch of a soak has failed, which ends it with code 3 although it is complete."""
         self.lock = threading.RLock()
         self.info_before = store.info.copy()
         self._records_before = len(store.records)
@@ -150,6 +152,8 @@ class Ledger:
             status, reason = "partial", next_step
         elif is_cut:
             status = "cut"
+        if code == DONE_CODE and self.has_failed_launches:
+            code = PARTIAL_CODE
         if code < SIGNAL_CODE and any(r.status == "wrong" for r in latest(self.store.records).values()):
             code = WRONG_CODE
         if not self._has_all_rows:
@@ -320,11 +324,15 @@ class LaunchLedger:
                 self._fail_case(ending, planned.case)
 
     def _fail_case(self, ending: Ending, case: AnyCase) -> Ending:
+        """Keep a case as failed and measure it no more; a soak measures it again, and keeps the results before."""
         self.failed_case = case
+        if self.request.soak_s and any(r.case.key == case.key and r.status in DONE for r in self.ledger.store.records):
+            return ending.in_case(case)
         status: Status = "hung" if ending.status == "hung" else "failed"
         reason = ending.cause or Reason.stated(ending.reason)
         self._keep(blank_record(case, launch=self.plan.launch, status=status, reason=reason))
-        self.ledger.leave_out(case, ending.reason)
+        if not self.request.soak_s:
+            self.ledger.leave_out(case, ending.reason)
         return ending.in_case(case)
 
     def enter(self, ending: Ending) -> None:

@@ -171,6 +171,7 @@ class _Duty:
             hosts=[place.host for place in places],
             meter=meter,
         )
+        self.heart.progress.take_stalls()  # from loading libraries off a slow disk
         budget, settings = self.plan.budget, [planned.fixed for planned in self.plan.cases]
         rounds = rounds_of_launch(settings, budget)
         more_rounds = rounds // 4  # for visits that are repeated

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from commbench.analysis.prediction.network import NetworkModel
+from commbench.analysis.soak import soak_of
+from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
 from commbench.analysis.stragglers import find_stragglers
 from commbench.engine.records import Row
-from commbench.results import Store
-from commbench.results.files import BUCKETS, DDP, MODEL, OVERLAP, PAIRS, PREDICTIONS, SUMMARY, encode
+from commbench.results import Run, Store
+from commbench.results.files import (
+    BUCKETS,
+    DDP,
+    DRIFT,
+    EVENTS,
+    MODEL,
+    OVERLAP,
+    PAIRS,
+    PREDICTIONS,
+    SUMMARY,
+    TIMELINE,
+    encode,
+)
 from commbench.results.info import network_records
 from commbench.results.reading import make_run
 from commbench.results.summary import variance_components
@@ -19,7 +33,8 @@ def write_tables(store: Store) -> list[Row]:
 
     These are ``collectives.csv``, ``overlap.csv`` for non-blocking collectives, ``pairs.csv`` for matrices,
     ``model.json`` if enough sizes were measured, ``ddp.csv`` and ``buckets.csv`` for training, ``predictions.csv`` for
-    tuning. Components of variance and slow hosts, ranks and links are added to ``run.json``.
+    tuning, ``timeline.csv``, ``events.csv`` and ``drift.csv`` for a soak. Components of variance and slow hosts, ranks
+    and links are added to ``run.json``.
 
     Raises:
         LaunchError: one could not be written; the old file is unharmed.
@@ -27,7 +42,7 @@ def write_tables(store: Store) -> list[Row]:
     run = make_run(store.path, store.info, store.records)
     predictions = prediction_rows(run.records, run.training_records, run.info)
     model = NetworkModel.fit(network_records(run.records, run.info))
-    texts = {}
+    texts = _soak_tables(run)
     if run.records:
         texts[SUMMARY] = table_csv(run.collectives)
     if run.overlaps:
@@ -49,3 +64,12 @@ def write_tables(store: Store) -> list[Row]:
     if findings := find_stragglers(run.matrices, run.records, run.info).to_json():
         store.update(**findings)
     return run.rows
+
+
+def _soak_tables(run: Run) -> dict[str, str]:
+    """Return the tables of a soak by file; empty for another run."""
+    soak = soak_of(run.records, run.info)
+    if soak is None:
+        return {}
+    tables = ((TIMELINE, TimelineRow, soak.timeline), (EVENTS, EventRow, soak.events), (DRIFT, DriftRow, soak.drifts))
+    return {name: table_csv(table_of(row_class, rows)) for name, row_class, rows in tables}

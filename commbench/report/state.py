@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from commbench.results import DDP, PAIRS, PREDICTIONS, SAMPLES, SUMMARY, Run
+from commbench.results.files import DRIFT, EVENTS, TIMELINE
 from commbench.results.info import is_live, is_watched
 from commbench.tuner.predictions import predictions
 from commbench.units import counted, format_duration
@@ -101,8 +102,8 @@ def unmetered(run: Run) -> list[str]:
 
 
 def result_files(run: Run) -> list[Path]:
-    """Return the paths of the main table, and of the table of pairs if there is one; empty for a killed run."""
+    """Return the paths of the main table, of the table of pairs and of those of a soak, as far as they exist."""
     tables = [SUMMARY, DDP] if run.records and not predictions(run) else [DDP, SUMMARY]
     first = next((name for name in tables if (run.path / name).exists()), SAMPLES)
-    others = [name for name in (PAIRS, PREDICTIONS) if (run.path / name).exists()]
+    others = [name for name in (PAIRS, PREDICTIONS, TIMELINE, EVENTS, DRIFT) if (run.path / name).exists()]
     return [run.path / name for name in (first, *others)]

@@ -23,9 +23,13 @@ DDP = "ddp.csv"
 BUCKETS = "buckets.csv"
 PREDICTIONS = "predictions.csv"
 LOSSES = "losses.csv"
+TIMELINE = "timeline.csv"
+EVENTS = "events.csv"
+DRIFT = "drift.csv"
 RECOMMENDATION = "recommendation.json"
 LOCK = ".lock"
-_WRITTEN = (RUN, SUMMARY, OVERLAP, PAIRS, MODEL, DDP, BUCKETS, PREDICTIONS, LOSSES, RECOMMENDATION)
+_SOAK = (TIMELINE, EVENTS, DRIFT)
+_WRITTEN = (RUN, SUMMARY, OVERLAP, PAIRS, MODEL, DDP, BUCKETS, PREDICTIONS, LOSSES, RECOMMENDATION, *_SOAK)
 #: Files that a run which ended before its first line leaves; they make a directory neither ours nor foreign.
 SCAFFOLD = frozenset({LOCK, *(f".{name}.tmp" for name in _WRITTEN)})
 

@@ -65,6 +65,8 @@ class RunRequest:
     """Launches of these stages."""
     is_optional: bool = False
     """Whether a case without a launch is predicted instead, as in the rounds of a tuning."""
+    soak_s: float | None = None
+    """Wall time of a soak in seconds: launches follow each other until it is over; None: no soak."""
     depends: bool = False
     """Whether the stage is planned from all launches of the previous stages. Under mpirun or torchrun it waits for
     them, and for another invocation.

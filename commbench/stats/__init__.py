@@ -23,6 +23,7 @@ from commbench.stats.intervals import (
 from commbench.stats.ratios import Effort, ratio_interval
 from commbench.stats.repetitions import StoppingRule, is_bimodal, is_steady, modes_of, warmup_count
 from commbench.stats.significance import benjamini_hochberg, family_hint, rank_test
+from commbench.stats.trends import trend
 
 __all__ = [
     "MARGIN",
@@ -50,5 +51,6 @@ __all__ = [
     "ratio_interval",
     "signed_rank_interval",
     "student_interval",
+    "trend",
     "warmup_count",
 ]

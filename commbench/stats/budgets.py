@@ -20,6 +20,8 @@ class Budget:
     """The most visits of a case in a launch, spread over the launch; 1: one stretch, repeated until it is precise."""
     energy_s: float = 0.0
     """Additional seconds of repetitions for the energy alone; 0: the timed repetitions have to suffice."""
+    is_soak: bool = False
+    """Whether repetitions fill the whole time slice, and each visit is a point of a time line."""
 
 
 BUDGETS = {

@@ -59,6 +59,8 @@ ADDED = frozenset(
         "options/export/argument 0",  # takes several runs
         "options/run/--bisect",
         "options/run/--racks",
+        "options/run/--soak",
+        "points",
         "persistent",
     }
     | {"live", "probes_us", "repeating_s", "revisiting_s", "safe", "speedup_fp16", "speedup_fp16_ci_high"}

@@ -64,6 +64,8 @@ def shortened(words: Sequence[str]) -> list[str]:
     options = [*SHORT[name], *many_ranks(words)]
     if "--bisect" in words:  # it chooses launches, and takes one size
         return list(words)
+    if "--soak" in words:  # it chooses launches and visits
+        return [*words, "--soak", "15s", *many_ranks(words)]
     if "--as" in words:  # it chooses visits
         options = ["--launches", "1", *many_ranks(words), "--sizes", "1K:4K"]
     elif name == "run":

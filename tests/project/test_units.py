@@ -14,9 +14,11 @@ from commbench.units import (
     format_duration,
     format_size,
     format_time,
+    parse_duration,
     parse_size,
     parse_sizes,
     three_digits,
+    utc_text,
 )
 
 
@@ -218,3 +220,30 @@ def test_bandwidth_counts_in_thousands() -> None:
 def test_nouns_follow_their_number() -> None:
     """Use the singular for one launch, and the plural for two and none."""
     assert ["1 launch", "2 launches", "0 ranks"] == [counted(1, "launch"), counted(2, "launch"), counted(0, "rank")]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90.0), ("20min", 1200.0), ("20m", 1200.0), ("2h", 7200.0), (" 1.5 H ", 5400.0), ("1h30m 5s", 5405.0)],
+)
+def test_parse_duration_reads_seconds(text: str, seconds: float) -> None:
+    """Add hours, minutes and seconds."""
+    assert seconds == parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        *((text, "is not understood") for text in ("", "90", "h", "2d", "-1h", "1h30", "1e3s", "inf", "\u0663s")),
+        *((text, "is 0") for text in ("0s", "0h0m")),
+    ],
+)
+def test_parse_duration_refuses(text: str, reason: str) -> None:
+    """Refuse a duration without a unit, of another form, or of 0."""
+    with pytest.raises(InputError, match=reason):
+        parse_duration(text)
+
+
+def test_utc_text_has_milliseconds() -> None:
+    """Write a time of day in UTC."""
+    assert "2026-11-25T04:31:07.123Z" == utc_text(1795581067.123)

@@ -18,6 +18,9 @@ from commbench.errors import CommbenchError
 from commbench.system.clock import timer_cost_s
 from commbench.system.process import without_collector
 
+#: Stalls of a rank that are kept between two visits.
+MOST_STALLS = 10
+
 
 class Progress:
     """Counters of repetitions entered and left; native loops write them without holding the GIL."""
@@ -25,6 +28,17 @@ class Progress:
     def __init__(self) -> None:
         self.counters: NDArray[np.int64] = np.zeros(2, dtype=np.int64)
         self.case = ""
+        self._stalls: list[tuple[float, float]] = []
+
+    def add_stall(self, at_s: float, lasted_s: float) -> None:
+        """Note that this process did not run for ``lasted_s`` from ``at_s`` on; called by another thread."""
+        if len(self._stalls) < MOST_STALLS:
+            self._stalls.append((round(at_s, 3), round(lasted_s, 3)))
+
+    def take_stalls(self) -> list[tuple[float, float]]:
+        """Return the beginning and duration of each stall since the last call, in seconds."""
+        taken, self._stalls = self._stalls, []
+        return taken
 
     @property
     def total(self) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Section = Literal["collectives", "launches", "matrix", "topology", "training", "timeline", "learning", "energy"]
+Section = Literal["collectives", "launches", "matrix", "topology", "training", "timeline", "learning", "energy", "soak"]
 
 WIDTH_IN, HEIGHT_IN, PNG_DPI = 5.0, 3.2, 150
 

@@ -21,6 +21,7 @@ from commbench.report.figures.sizes import busbw_of
 from commbench.report.figures.words import number_text
 from commbench.report.matrix import conclude, name_range
 from commbench.report.page.parts import Code, Finding
+from commbench.report.soak import describe_soak
 from commbench.report.state import undecided, unfinished
 from commbench.report.table import ROWS, Things, format_time_us, precision_of, warned
 from commbench.results import Run
@@ -197,7 +198,7 @@ _TONES: Sequence[Tone] = ("bad", "warning", "good", "quiet", "")
 
 def find_conclusion(runs: Sequence[Run]) -> list[Finding]:
     """Return the conclusion in order: state of the runs, settings, stragglers, network speed, precision, warnings."""
-    kinds = (_state, _settings, _watched, _slow, bandwidths, pairs, latencies, _precision)
+    kinds = (_state, _settings, _watched, _soak, _slow, bandwidths, pairs, latencies, _precision)
     findings_by_kind = [[(run, finding) for run in runs for finding in kind(run)] for kind in kinds]
     warnings = list(_warnings(runs))
     if not any(findings_by_kind) and not warnings:
@@ -288,6 +289,14 @@ def _watched(run: Run) -> Iterable[Finding]:
         record = run.training_records[-1]
         details, more = watched_sentences(record, run.info), ("training", "The parts of a step, and each rank")
         yield Finding(label="Steps", texts=[watched_headline(record)], details=details, is_lead=True, more=more)
+
+
+def _soak(run: Run) -> Iterable[Finding]:
+    """Return the events and the drift of a soak."""
+    headline, *details = describe_soak(run) or [""]
+    if headline:
+        more = ("soak", "The time line, and every event")
+        yield Finding(label="Soak", texts=[headline], details=details, is_lead=True, more=more)
 
 
 def _further(advice: Recommendation) -> list[str]:

@@ -35,6 +35,7 @@ from commbench.report.page.collectives import energy_column
 from commbench.report.page.conclusion import BUSBW, MATRICES, find_conclusion, matrix_rows
 from commbench.report.page.conditions import commands, find_facts, when
 from commbench.report.page.parts import Code, Page, Section
+from commbench.report.soak import describe_soak, soak_tables
 from commbench.report.state import explain_time, origins, time_spent, undecided, unmetered
 from commbench.report.table import warnings_for
 from commbench.report.topology import topology_remarks
@@ -179,6 +180,13 @@ def make_page(
             title="Expectations",
             sentences=answer_sentences(answers) if answers else [],
             tables=[answer_table(answers)] if answers else [],
+        ),
+        Section(
+            name="soak",
+            title="Soak",
+            sentences=_each(runs, describe_soak),
+            figures=_of(drawings, "soak"),
+            tables=soak_tables(runs),
         ),
         *([trained] if is_tuning else []),
         *([pairs, measured] if is_matrix else [measured, pairs]),

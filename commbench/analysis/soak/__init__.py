@@ -1,0 +1,62 @@
+"""What a soak shows over wall-clock time: its time line, spikes of the system or of one rank, failures, and drift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from commbench.analysis.soak.drift import find_drifts
+from commbench.analysis.soak.events import find_events
+from commbench.analysis.soak.points import hosts_of, points_of
+from commbench.analysis.soak.rows import DriftRow, EventRow, TimelineRow
+from commbench.engine.records import Record
+from commbench.results.info import RunInfo
+from commbench.units import utc_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Soak:
+    """The results of a soak."""
+
+    timeline: Sequence[TimelineRow]
+    events: Sequence[EventRow]
+    drifts: Sequence[DriftRow]
+
+    @property
+    def seconds(self) -> float:
+        """Return the time from the first visit to the last."""
+        return max(row.elapsed_s or 0.0 for row in self.timeline)
+
+
+def soak_of(records: Iterable[Record], info: RunInfo) -> Soak | None:
+    """Return the results of a soak from its records and ``run.json``; None if the run is none."""
+    soaked = [record for record in records if record.points]
+    if not soaked:
+        return None
+    begun_s = min(record.points[0].at_s for record in soaked)
+    return Soak(
+        timeline=_timeline(soaked, info, begun_s),
+        events=find_events(soaked, info, begun_s),
+        drifts=find_drifts(soaked, info),
+    )
+
+
+def _timeline(records: Sequence[Record], info: RunInfo, begun_s: float) -> list[TimelineRow]:
+    hosts = hosts_of(info)
+    return [
+        TimelineRow(
+            run_id=str(info.get("run_id", "")),
+            time=utc_text(point.at_s),
+            elapsed_s=round(point.at_s - begun_s, 3),
+            launch=record.launch,
+            case=str(record.case),
+            repetitions=point.repetitions,
+            late=point.late,
+            median_us=point.median_us,
+            longest_ms=1e3 * point.longest[0].lasted_s if point.longest else None,
+            slowest_rank=point.slowest,
+            slowest_host=hosts.get(point.slowest, ""),
+            slowest_share=point.slowest_share,
+        )
+        for record, point in points_of(records)
+    ]
