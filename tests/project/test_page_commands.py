@@ -227,7 +227,7 @@ def write_programs(folder: Path, python: str) -> None:
     inner = 'while [ $# -gt 0 ] && [ "$1" != commbench ]; do shift; done; [ $# = 0 ] || exec "$@"'
     for name in ("accelerate", "git", "kubectl", "mpirun", "nvidia-smi", "python", "pip", "qsub", "sbatch", "srun"):
         write_program(folder / "rehearsal" / name, inner)
-    for name in ("sudo", "tensorboard", "torchrun"):
+    for name in ("bash", "sudo", "tensorboard", "torchrun"):
         write_program(folder / "rehearsal" / name, inner)
 
 
