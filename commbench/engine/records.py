@@ -365,7 +365,8 @@ class Record:
         try:
             if not isinstance(data, Mapping):
                 raise InputError(f"it is {str(data)[:40]!r}")  # noqa: TRY301 - said like all else that is amiss
-            plain = {**data, "groups": _as_tuple(data.get("groups", ())), "pairs": ()}
+            tuples = {name: _as_tuple(data.get(name, ())) for name in ("groups", "points")}
+            plain = {**data, **tuples, "pairs": ()}
             record = read_as(cls, {**plain, "case": _known_case(data.get("case"))})
             if data.get("pairs"):
                 record = dataclasses.replace(record, pairs=_read_pairs(data["pairs"]))

@@ -149,7 +149,7 @@ def extended(record: Record, visit: Record) -> Record:
         visit=0,
         visit_lengths=[*record.visit_lengths, *visit.visit_lengths],
         probes_us=[*record.probes_us, *visit.probes_us],
-        points=[*record.points, *visit.points],
+        points=(*record.points, *visit.points),
         late_discarded=late,
         clocks=_join_clocks(record.clocks, visit.clocks),
         flags=tuple(dict.fromkeys([*other_flags, *raised_flags(judged)])),
