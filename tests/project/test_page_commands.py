@@ -19,6 +19,8 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "results/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
+#: By its path: a program of this name stands for it in rehearsals.
+BASH = shutil.which("bash") or "/bin/bash"
 STAND_IN = ROOT / "tests" / "forks" / "stand_in.py"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 #: A phrase that is a command, and a line of a block that is not marked as one of commands.
@@ -254,7 +256,7 @@ def walk(text: str, place: Path, *, is_rehearsal: bool = False, **variables: str
         "good": "results/good",
     }
     environment |= {"REHEARSAL": "1"} if is_rehearsal else variables
-    command = ["bash", "-e", "-o", "pipefail", "-c", f"{text}\nwait"]
+    command = [BASH, "-e", "-o", "pipefail", "-c", f"{text}\nwait"]
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=500, check=False)
 
 
