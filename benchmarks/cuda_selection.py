@@ -289,7 +289,8 @@ def find_gpu() -> tuple[str, int]:
     try:
         import torch
 
-        from commbench.hooks.selectors import SLOW, cupy_wheel, fast_selection, prepare
+        from commbench.hooks.compilers import cupy_wheel
+        from commbench.hooks.selectors import SLOW, fast_selection, prepare
     except ImportError as error:
         raise InputError("This needs PyTorch, which is not installed: pip install torch.") from error
     if not torch.cuda.is_available():

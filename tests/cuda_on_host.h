@@ -50,6 +50,7 @@ inline float keeping_denormals(float a, float b, Operation operation) {
 struct Meeting {
     unsigned arrived = 0, number = 0;
     unsigned votes[2] = {0, 0};
+    unsigned values[2][32] = {};
 };
 
 constexpr unsigned LANES = 32;
@@ -132,6 +133,13 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
     return warp.votes[host::meet(warp, host::LANES, vote)];
 }
 
+inline unsigned __shfl_xor_sync(unsigned, unsigned value, unsigned mask) {
+    host::Meeting &warp = host::warps[threadIdx.x / host::LANES];
+    const unsigned lane = threadIdx.x % host::LANES;
+    warp.values[warp.number % 2][lane] = value;
+    return warp.values[host::meet(warp, host::LANES)][lane ^ mask];
+}
+
 inline void __threadfence() {}
 
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
@@ -148,6 +156,14 @@ inline float plus(float a, float b) {
 
 inline float minus(float a, float b) {
     return host::keeping_denormals(a, b, [](float one, float other) { return one - other; });
+}
+
+inline float times(float a, float b) {
+    return host::keeping_denormals(a, b, [](float one, float other) { return one * other; });
+}
+
+inline float over(float a, float b) {
+    return host::keeping_denormals(a, b, [](float one, float other) { return one / other; });
 }
 
 inline unsigned __float_as_uint(float value) {

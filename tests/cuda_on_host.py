@@ -4,6 +4,7 @@ import atexit
 import ctypes.util
 import hashlib
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,9 @@ import numpy as np
 import pytest
 
 MODULE = "commbench.hooks.compression.cuda"
+QUANTISATION = "commbench.hooks.compression.cuda_quantisation"
+#: What has cupy from its import on.
+ON_CUPY = (MODULE, QUANTISATION, "commbench.hooks.compression.cupy_kernels")
 HEADER = Path(__file__).parent / "cuda_on_host.h"
 #: What `launch` in the header hands to every kernel.
 MOST_ARGUMENTS = 12
@@ -108,7 +112,7 @@ def simulated(launches: Launches) -> dict[str, ModuleType]:
             return _Kernel(self._library, name, launches)
 
     def occupancy(kernel: str, threads: int, _: int) -> int:
-        assert threads in {THREADS, 1024}
+        assert threads in {THREADS, 256, 1024}
         return RESIDENT.get(kernel, 2)
 
     cuda = ModuleType("cupy.cuda")
@@ -119,18 +123,35 @@ def simulated(launches: Launches) -> dict[str, ModuleType]:
     return {"cupy": cupy, "cupy.cuda": cuda}
 
 
+def forget() -> None:
+    """Forget the modules that have imported cupy, so that they import it again."""
+    for name in ON_CUPY:
+        sys.modules.pop(name, None)
+
+
 @contextmanager
-def installed() -> Iterator[tuple[ModuleType, Launches]]:
-    """Yield ``commbench.hooks.compression.cuda`` on simulated modules with small thread blocks, and its launches."""
+def installed(name: str = MODULE) -> Iterator[tuple[ModuleType, Launches]]:
+    """Yield a module of ``hooks.compression`` on a simulated cupy with small thread blocks, and its launches."""
     launches = Launches()
     with pytest.MonkeyPatch.context() as patch:
-        for name, module in simulated(launches).items():
-            patch.setitem(sys.modules, name, module)
-        patch.delitem(sys.modules, MODULE, raising=False)
-        module = importlib.import_module(MODULE)
+        for simulation, module in simulated(launches).items():
+            patch.setitem(sys.modules, simulation, module)
+        forget()
+        module = importlib.import_module(name)
         patch.setattr(module, "THREADS", THREADS)
         yield module, launches
-        sys.modules.pop(MODULE, None)
+        forget()
+
+
+def source_of(module: ModuleType) -> str:
+    """Return the whole source of an installed module's kernels."""
+    source: str = kernels_module().source_of(module.SOURCE)
+    return source
+
+
+def kernels_module() -> ModuleType:
+    """Return the module that compiles the kernels of the installed module."""
+    return sys.modules[ON_CUPY[-1]]
 
 
 def find_nvrtc() -> str | None:
@@ -145,7 +166,7 @@ def compile_for_gpu(library: str, code: str, options: Sequence[str]) -> tuple[in
     for builtins in Path(library).parent.glob("libnvrtc-builtins.so.[0-9]*"):  # that of CUDA 13 does not look beside it
         ctypes.CDLL(str(builtins))
     nvrtc, program, size = ctypes.CDLL(library), ctypes.c_void_p(), ctypes.c_size_t()
-    assert 0 == nvrtc.nvrtcCreateProgram(ctypes.byref(program), code.encode(), b"selection.cu", 0, None, None)
+    assert 0 == nvrtc.nvrtcCreateProgram(ctypes.byref(program), code.encode(), b"kernels.cu", 0, None, None)
     words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     status = nvrtc.nvrtcCompileProgram(program, len(options), words)
     assert 0 == nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
@@ -153,3 +174,18 @@ def compile_for_gpu(library: str, code: str, options: Sequence[str]) -> tuple[in
     assert 0 == nvrtc.nvrtcGetProgramLog(program, log)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     return int(status), log.value.decode()
+
+
+def registers_on_gpu(module: ModuleType, architecture: str, threads: int) -> list[int]:
+    """Compile an installed module's kernels for a GPU without a warning or a spill; return each one's registers."""
+    library = find_nvrtc()
+    if library is None:
+        pytest.skip("needs NVRTC, which pip has for Linux alone (nvidia-cuda-nvrtc)")
+    options = ("-std=c++17", f"-DTHREADS={threads}", f"--gpu-architecture={architecture}", "-ftz=true")  # as cupy does
+    source = source_of(module)
+    assert (0, "") == compile_for_gpu(library, source, options)
+    _, log = compile_for_gpu(library, source, (*options, "--ptxas-options=-v"))
+    registers = [int(count) for count in re.findall(r"Used (\d+) registers", log)]
+    assert len(module.KERNELS) == len(registers)
+    assert ["0"] * 2 * len(registers) == re.findall(r"(\d+) bytes spill", log)
+    return registers

@@ -23,7 +23,7 @@
 # code 0 if all ended well, 1 if a step did not, 2 if there is no such step.
 set -u
 STEPS=(env host_call_cost selection one_rank cadences two_ranks types algorithms tests training)
-HOOKS=none,passthrough,fp16,bf16,topk:0.01,topk:1,randomk:0.01,powersgd:2
+HOOKS=none,passthrough,fp16,bf16,int8,topk:0.01,topk:1,randomk:0.01,powersgd:2
 
 # Seconds that each may take at most; a name, these seconds, and the command.
 run_step() {

@@ -1,18 +1,20 @@
-"""Quantisation of buckets to int8: compiled for the host, or by torch on any device."""
+"""Quantisation of buckets to int8: compiled for the host or a GPU, or by torch on any device."""
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any, Protocol
 
 import torch
 
-from commbench.hooks.message import FLOAT32_BYTES, QuantisedLayout
+from commbench.hooks.compilers import compile_error, find_compiler, stream_of
+from commbench.hooks.message import FLOAT32_BYTES, LARGEST_N, QuantisedLayout
 
 #: The largest int8 that is sent.
 STEPS = 127.0
 #: Larger sums are sent as NaN, because 127 x scale may overflow; with a smaller scale 1 / scale may.
 TOO_LARGE, LEAST_SCALE = 2.0**127, 2.0**-126
+#: The longest block, in elements, for CUDA kernels: a warp works on each block, and few long blocks leave a GPU idle.
+LONGEST_CUDA_BLOCK = 4096
 
 
 class Quantiser(Protocol):
@@ -172,22 +174,98 @@ class NativeQuantiser:
         self._kernels.dequantise(*_both_views(payload), self._block, self._shard, into.numpy())
 
 
+class CudaQuantiser:
+    """The CUDA kernels of `commbench.hooks.compression` on GPU memory, which torch allocates."""
+
+    def __init__(self, layout: QuantisedLayout, device: torch.device) -> None:
+        from commbench.hooks.compression.cuda_quantisation import CudaInt8
+
+        self._kernels = CudaInt8(layout, device=device.index or 0)
+        self._divisor = torch.ones((), device=device)
+
+    def encode(
+        self,
+        gradient: torch.Tensor,
+        residual: torch.Tensor | None,
+        payload: torch.Tensor,
+        *,
+        out_residual: torch.Tensor | None,
+    ) -> None:
+        """See `Quantiser.encode`."""
+        self._kernels.quantise(
+            gradient.data_ptr(),
+            _address(residual),
+            payload.data_ptr(),
+            out_residual=_address(out_residual),
+            stream=stream_of(gradient.device),
+        )
+
+    def combine(
+        self,
+        payload: torch.Tensor,
+        own: torch.Tensor,
+        *,
+        divisor: float | torch.Tensor,
+        residual: torch.Tensor | None,
+    ) -> None:
+        """See `Quantiser.combine`."""
+        self._divisor.fill_(divisor)  # a loss scale lies on the device
+        self._kernels.combine(
+            payload.data_ptr(),
+            own.data_ptr(),
+            divisor=self._divisor.data_ptr(),
+            residual=_address(residual),
+            elements=0 if residual is None else residual.numel(),
+            stream=stream_of(payload.device),
+        )
+
+    def decode(self, payload: torch.Tensor, into: torch.Tensor) -> None:
+        """See `Quantiser.decode`."""
+        self._kernels.dequantise(payload.data_ptr(), into.data_ptr(), stream=stream_of(into.device))
+
+
 def make_quantiser(layout: QuantisedLayout, device: torch.device) -> Quantiser:
-    """Return the compiled quantisation if the device has one, else torch's."""
-    return NativeQuantiser(layout) if is_compiled(device) else TorchQuantiser(layout)
-
-
-def is_compiled(device: torch.device) -> bool:
-    """Return whether quantisation is compiled for a device."""
-    return device.type == "cpu" and importlib.util.find_spec("numba") is not None
+    """Return the compiled quantisation if the device has one that suits the layout, else torch's."""
+    compiler = find_compiler(device)
+    if compiler == "numba":
+        return NativeQuantiser(layout)
+    suits_kernels = layout.block <= LONGEST_CUDA_BLOCK and layout.elements <= LARGEST_N
+    return CudaQuantiser(layout, device) if compiler == "cupy" and suits_kernels else TorchQuantiser(layout)
 
 
 def prepare(device: torch.device) -> None:
-    """Compile the quantisation for a device, or load it from a cache, so that no step waits for it."""
-    if is_compiled(device):
+    """Compile the quantisation for a device, or load it from a cache, so that no step waits for it.
+
+    Raises:
+        InputError: it cannot be compiled; the message names what is missing.
+    """
+    compiler = find_compiler(device)
+    if compiler == "numba":
         from commbench.hooks.compression.quantisation import prepare as prepare_host
 
         prepare_host()
+    elif compiler == "cupy":
+        _prepare_kernels(device)
+
+
+def _prepare_kernels(device: torch.device) -> None:
+    """Compile the CUDA kernels and launch each once: the driver may load a kernel at its first launch."""
+    layout = QuantisedLayout.of(4, shards=1, block=4)
+    try:
+        quantiser = CudaQuantiser(layout, device)
+    except Exception as error:  # cupy raises errors of many types if a library or CUDA's headers are missing
+        alternative = "uninstall cupy: torch then quantises"
+        raise compile_error(error, work="int8 quantises", alternative=alternative) from error
+    elements = torch.ones(4, device=device)
+    payload = torch.zeros((1, layout.row_bytes), dtype=torch.uint8, device=device)
+    quantiser.encode(elements, None, payload, out_residual=None)
+    quantiser.combine(payload, payload[0].clone(), divisor=1.0, residual=None)
+    quantiser.decode(payload, elements)
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    """Return the address of a tensor's memory; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _both_views(payload: torch.Tensor) -> tuple[Any, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Protocol
 
 import torch
 
-from commbench.errors import InputError
+from commbench.hooks.compilers import compile_error, find_compiler, stream_of
 from commbench.hooks.feedback import put
 from commbench.hooks.message import INDEX_BYTES, ValueType
 
@@ -164,38 +163,16 @@ def _prepare_kernels(device: torch.device) -> None:
     try:
         selector = CudaSelector(4, 2, "float32", device)
     except Exception as error:  # cupy raises errors of many types if a library or CUDA's headers are missing
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise InputError(
-            f"Hook topk selects on this GPU by kernels that cupy cannot compile ({reason:.200}): "
-            f"pip install '{cupy_wheel()}', or give the hook selection=exact."
-        ) from error
+        raise compile_error(error, work="topk selects", alternative="give the hook selection=exact") from error
     elements = torch.ones(4, device=device)
     payload = torch.zeros(16, dtype=torch.uint8, device=device)
     selector.encode(elements, None, payload, out_residual=None, step=0)
     selector.add(payload, elements)
 
 
-def cupy_wheel() -> str:
-    """Return the cupy package for torch's CUDA version, with compiler and headers."""
-    return f"cupy-cuda{str(torch.version.cuda).partition('.')[0]}x[ctk]"
-
-
 def fast_selection(device: torch.device) -> str:
     """Return the package behind ``selection=fast`` on a device: ``numba``, ``cupy``, or `SLOW` without these."""
-    compiler = _compiler_for(device)
-    return compiler if compiler and importlib.util.find_spec(compiler) else SLOW
-
-
-def _compiler_for(device: torch.device) -> str | None:
-    """Return the package that compiles the selection for a device; torch's type cuda includes AMD's GPUs."""
-    if device.type == "cpu":
-        return "numba"
-    return "cupy" if device.type == "cuda" and torch.version.cuda is not None else None
-
-
-def stream_of(device: torch.device) -> int:
-    """Return the handle of a GPU's current stream."""
-    return int(torch.cuda.current_stream(device).cuda_stream)
+    return find_compiler(device) or SLOW
 
 
 def split(payload: torch.Tensor, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -319,7 +319,7 @@ def test_more_chunks_than_threads_add_up(cuda: Cuda, chunks: int) -> None:
 
 def test_constants_are_those_of_the_kernels(cuda: Cuda) -> None:
     """Use the source's number of chunks, bins and scratch words."""
-    source = cuda.module.SOURCE.read_text(encoding="utf-8")
+    source = cuda_on_host.source_of(cuda.module)
     numbers = {name: int(text) for name, text in re.findall(r"constexpr unsigned (\w+) = (\d+);", source)}
     assert cuda.module.CHUNK == 1 << numbers["POSITION_BITS"]
     assert cuda.module.DIGIT_BITS == numbers["DIGIT_BITS"]
@@ -333,17 +333,7 @@ def test_constants_are_those_of_the_kernels(cuda: Cuda) -> None:
 @pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 def test_the_source_compiles_for_gpus(cuda: Cuda, architecture: str) -> None:
     """Compile without warnings and without spilling, in the 32 registers per thread of a full multiprocessor."""
-    library = cuda_on_host.find_nvrtc()
-    if library is None:
-        pytest.skip("needs NVRTC, which pip has for Linux alone (nvidia-cuda-nvrtc)")
-    options = ("-std=c++17", "-DTHREADS=1024", f"--gpu-architecture={architecture}", "-ftz=true")  # as cupy does
-    source = cuda.module.SOURCE.read_text(encoding="utf-8")
-    assert (0, "") == cuda_on_host.compile_for_gpu(library, source, options)
-    _, log = cuda_on_host.compile_for_gpu(library, source, (*options, "--ptxas-options=-v"))
-    registers = [int(count) for count in re.findall(r"Used (\d+) registers", log)]
-    assert len(cuda.module.KERNELS) == len(registers)
-    assert 65_536 // 2_048 >= max(registers)
-    assert ["0"] * 2 * len(registers) == re.findall(r"(\d+) bytes spill", log)
+    assert 65_536 // 2_048 >= max(cuda_on_host.registers_on_gpu(cuda.module, architecture, 1024))
 
 
 @pytest.mark.parametrize(

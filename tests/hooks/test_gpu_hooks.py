@@ -11,8 +11,9 @@ import torch.distributed as dist  # noqa: E402 - needs torch
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from commbench.hooks import make_hook, selectors  # noqa: E402
+from commbench.hooks import make_hook, quantisers, selectors  # noqa: E402
 from commbench.hooks.feedback import is_finite  # noqa: E402
+from commbench.hooks.message import QuantisedLayout  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,6 +27,7 @@ OPTIONS = {
     "passthrough": {},
     "fp16": {},
     "bf16": {},
+    "int8": {"block": "64"},
     "topk": {"density": "0.05"},
     "topk exact": {"density": "0.05", "selection": "exact"},
     "topk float16": {"density": "0.05", "values": "float16", "scope": "parameter", "dense_vectors": "true"},
@@ -71,6 +73,30 @@ def test_a_gpu_sends_what_the_host_sends(mib: int, values: Any) -> None:
             selector.add(payloads[device], sums[device])
         for tensors in (payloads, residuals, sums):
             assert torch.equal(tensors[HOST], tensors[DEVICE].cpu())
+
+
+@pytest.mark.parametrize("block", [5, 256, 4096])
+@pytest.mark.parametrize("mib", [1, 25])
+def test_a_gpu_quantises_as_the_host(mib: int, block: int) -> None:
+    """Send the host's bytes over three steps, sums included, and keep the same residuals."""
+    n = mib * MIB // 4 + 3
+    layout = QuantisedLayout.of(n, shards=2, block=block)
+    made = {device: quantisers.make_quantiser(layout, device) for device in (DEVICE, HOST)}
+    assert isinstance(made[DEVICE], quantisers.CudaQuantiser)
+    residuals = {device: torch.zeros(n, device=device) for device in made}
+    for step in range(3):
+        results: dict[Any, Any] = {device: [] for device in made}
+        for device, quantiser in made.items():
+            payload = torch.zeros((2, layout.row_bytes), dtype=torch.uint8, device=device)
+            sums, into = torch.zeros_like(payload), torch.zeros(n, device=device)
+            residual = residuals[device]
+            quantiser.encode(draw(n, step).to(device), residual, payload, out_residual=residual)
+            for shard in range(2):
+                rows = payload[shard].expand(2, -1).contiguous()
+                quantiser.combine(rows, sums[shard], divisor=2.0, residual=residual[layout.span(shard)])
+            quantiser.decode(sums, into)
+            results[device] = [tensor.cpu() for tensor in (payload, sums, into, residual)]
+        assert all(torch.equal(*pair) for pair in zip(results[HOST], results[DEVICE], strict=True))
 
 
 @pytest.mark.parametrize("kind", ["all zero", "all equal", "few values", "descending", "denormals", "not finite"])
@@ -153,7 +179,7 @@ def test_steps_are_as_on_the_host(name: str) -> None:
 
 
 @pytest.mark.usefixtures("_nccl")
-@pytest.mark.parametrize("name", ["topk", "topk momentum", "randomk", "powersgd"])
+@pytest.mark.parametrize("name", ["topk", "topk momentum", "randomk", "powersgd", "int8"])
 def test_a_scaler_drops_a_step(name: str) -> None:
     """Drop the updates of a step that the GradScaler skips, decided on the GPU."""
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)

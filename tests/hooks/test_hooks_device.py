@@ -24,12 +24,16 @@ MEMORIES = cases(["topk", "powersgd", "int8", "topk aligned"], ["topk parameter 
 needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
 #: What selects elements in the checks on ranks.
 SELECTIONS = cases(["torch"], [pytest.param("cuda", marks=needs_compiler)])
-#: How elements are selected, and hooks with a memory; the kernels serve top-k only.
+#: What works on elements, and hooks with a memory; the kernels serve top-k and int8.
 MEMORIES_BY_KIND = [
     *(pytest.param("torch", name, id=f"torch-{name}") for name in MEMORIES),
     *cases(
         [],
-        [pytest.param("cuda", name, marks=needs_compiler, id=f"cuda-{name}") for name in MEMORIES if "topk" in name],
+        [
+            pytest.param("cuda", name, marks=needs_compiler, id=f"cuda-{name}")
+            for name in MEMORIES
+            if name.startswith(("topk", "int8"))
+        ],
     ),
 ]
 
@@ -141,13 +145,13 @@ def test_which_selection_serves_which_device(monkeypatch: pytest.MonkeyPatch) ->
 
 def made_with(monkeypatch: pytest.MonkeyPatch, installed: str, device: torch.device, *, fast: bool) -> object:
     """Return a selector of 3 of 100 elements on a device with one package installed."""
-    monkeypatch.setattr(selectors.importlib.util, "find_spec", lambda name: name if name == installed else None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == installed else None)
     return selectors.make_selector(100, 3, "float32", fast=fast, device=device)
 
 
 def test_kernels_need_a_gpu_of_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
     """Require cupy only if torch is built for CUDA."""
-    monkeypatch.setattr(selectors.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     for version, device, requested in (
         ("13.0", "cuda", "cupy"),
         (None, "cuda", "torch.topk"),
@@ -199,7 +203,7 @@ def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch: pytest.MonkeyPatch
     if lacks == "headers":
         monkeypatch.setattr(sys.modules["cupy"], "RawModule", cuda_on_host.without_headers)
     else:
-        sys.modules.pop(cuda_on_host.MODULE)
+        cuda_on_host.forget()
         monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(InputError) as caught:
         selectors._prepare_kernels(HOST)
@@ -221,7 +225,7 @@ def test_only_what_is_used_is_compiled(monkeypatch: pytest.MonkeyPatch, hooks: t
     """Compile only for the training device, and name the selection."""
     compiled: list[Any] = []
     monkeypatch.setattr(selectors, "prepare", compiled.append)
-    monkeypatch.setattr(selectors.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     cases = [make_training_case(hook, backend="nccl") for hook in hooks]
     gpu: Any = SimpleNamespace(torch_device=torch.device("cuda", 1))
     session.compile_hooks(cases, gpu.torch_device)

@@ -1,10 +1,12 @@
 """Tests of quantisation to int8: exact where it can be, else within half a step; compiled and by torch alike."""
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cuda_on_host
 import pytest
 from effort import repetitions
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from commbench.errors import InputError  # noqa: E402 - needs torch
-from commbench.hooks import Int8  # noqa: E402 - as above
+from commbench.hooks import Int8, quantisers  # noqa: E402 - as above
 from commbench.hooks.compression import quantisation  # noqa: E402 - as above
 from commbench.hooks.message import QuantisedLayout  # noqa: E402 - as above
 from commbench.hooks.quantisers import (  # noqa: E402 - as above
@@ -24,6 +26,7 @@ from commbench.hooks.quantisers import (  # noqa: E402 - as above
     prepare,
 )
 
+needs_compiler = pytest.mark.skipif(not cuda_on_host.find_compiler(), reason="needs a C++ compiler")
 QUANTISERS = [NativeQuantiser, TorchQuantiser]
 #: A sum of 2**-20 relative to the largest: what float32 rounds in a sum of a few ranks.
 ROUNDING = 2.0**-20
@@ -229,10 +232,76 @@ def test_nothing_is_compiled_after_preparing() -> None:
     assert all(kernel.targetoptions["nogil"] for kernel in kernels)
 
 
-def test_torch_quantises_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use compiled code on the host if numba is installed, else torch."""
-    layout = QuantisedLayout.of(8, shards=2, block=4)
-    assert isinstance(make_quantiser(layout, torch.device("cpu")), NativeQuantiser)
-    assert isinstance(make_quantiser(layout, torch.device("cuda", 0)), TorchQuantiser)
-    monkeypatch.setattr("commbench.hooks.quantisers.importlib.util.find_spec", lambda _: None)
-    assert isinstance(make_quantiser(layout, torch.device("cpu")), TorchQuantiser)
+HOST, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def made_with(monkeypatch: pytest.MonkeyPatch, installed: str, device: Any, *, block: int = 4) -> Quantiser:
+    """Return a quantiser of 5000 elements in two shards, with one package installed."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == installed else None)
+    return make_quantiser(QuantisedLayout.of(10_000, shards=2, block=block), device)
+
+
+def test_which_quantisation_serves_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use compiled code if its compiler is installed, else torch; kernels also need short blocks and CUDA."""
+    monkeypatch.setattr(quantisers, "CudaQuantiser", lambda *arguments: arguments[1])
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert isinstance(made_with(monkeypatch, "numba", HOST), NativeQuantiser)
+    assert made_with(monkeypatch, "cupy", GPU) is GPU
+    assert made_with(monkeypatch, "cupy", GPU, block=4096) is GPU
+    for installed, device, block in (("cupy", HOST, 4), ("numba", GPU, 4), ("cupy", GPU, 4097)):
+        assert isinstance(made_with(monkeypatch, installed, device, block=block), TorchQuantiser)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert isinstance(made_with(monkeypatch, "cupy", GPU), TorchQuantiser)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[cuda_on_host.Launches]:
+    """Return kernels compiled for the host, and their record of launches."""
+    monkeypatch.setattr(quantisers, "stream_of", lambda _: 7)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with cuda_on_host.installed(cuda_on_host.QUANTISATION) as (_, launches):
+        yield launches
+
+
+@needs_compiler
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("feedback", [True, False])
+def test_kernels_send_the_bits_of_compiled_code(feedback: bool) -> None:
+    """Receive the same bits and keep the same residuals by kernels and by the host's compiled code."""
+    results = []
+    for make in (NativeQuantiser, lambda layout: quantisers.CudaQuantiser(layout, HOST)):
+        sharing = Ranks.make(make, 1000, 3, block=64, feedback=feedback)
+        averages = [sharing.average(draw(1000, 3, step)) for step in range(3)]
+        results.append([*averages, *(residual for residual in sharing.residuals if feedback)])
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("cuda")
+def test_a_loss_scale_may_lie_on_the_device() -> None:
+    """Divide by a tensor as by the number in it."""
+    layout, owns = QuantisedLayout.of(100, shards=1, block=64), []
+    quantiser, payload = quantisers.CudaQuantiser(layout, HOST), torch.zeros((1, layout.row_bytes), dtype=torch.uint8)
+    quantiser.encode(draw(100, 1)[0], None, payload, out_residual=None)
+    for divisor in (3 / 1024, torch.tensor(3 / 1024), 1.0):
+        owns.append(torch.zeros_like(payload[0]))
+        quantiser.combine(payload, owns[-1], divisor=divisor, residual=None)
+    assert torch.equal(owns[0], owns[1])
+    assert not torch.equal(owns[0], owns[2])
+
+
+@needs_compiler
+def test_every_kernel_is_compiled_and_launched_beforehand(cuda: cuda_on_host.Launches) -> None:
+    """Compile and load all kernels before the first step."""
+    quantisers._prepare_kernels(HOST)
+    assert ["quantise", "combine", "dequantise"] == [name for name, _ in cuda]
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_cupy_that_cannot_compile_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quote cupy's error, what to install, and the alternative."""
+    monkeypatch.setattr(sys.modules["cupy"], "RawModule", cuda_on_host.without_headers)
+    with pytest.raises(
+        InputError, match=r"Hook int8 quantises on this GPU .*CUDA root.*: pip install .*x\[ctk\]', or u"
+    ):
+        quantisers._prepare_kernels(HOST)

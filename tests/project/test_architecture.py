@@ -26,6 +26,7 @@ LATE_IMPORTS = {
     ("ddp.inspect", "ddp.workloads"): "imports torch, whose absence is stated first",
     ("ddp.workloads", "ddp.workloads.replay"): "compiles with numba, which only traces need",
     ("hooks.chunks", "hooks.compression.kernels"): "compiles with numba, which only sparse hooks need",
+    ("hooks.quantisers", "hooks.compression.cuda_quantisation"): "needs cupy, which only GPUs need",
     ("hooks.quantisers", "hooks.compression.quantisation"): "compiles with numba, which only the hook int8 needs",
     ("hooks.selectors", "hooks.compression.cuda"): "needs cupy, which only GPUs need",
     ("hooks.selectors", "hooks.compression.selection"): "compiles with numba, which only sparse hooks need",

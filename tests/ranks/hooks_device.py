@@ -49,16 +49,19 @@ def without_host_reads(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def select_by(kind: str) -> Callable[..., selectors.Selector]:
-    """Return a replacement for `make_selector`."""
+def work_by(kind: str) -> None:
+    """Select elements and quantise by torch, or by kernels that are compiled for the host."""
     if kind == "torch":
-        return lambda _n, k, values, **_: selectors.TorchSelector(k, values)
+        topk.make_selector = lambda _n, k, values, **_: selectors.TorchSelector(k, values)
+        int8.make_quantiser = lambda layout, _: quantisers.TorchQuantiser(layout)
+        return
     sys.modules |= cuda_on_host.simulated(cuda_on_host.Launches())
-    from commbench.hooks.compression import cuda
+    from commbench.hooks.compression import cuda, cuda_quantisation
 
-    cuda.THREADS = cuda_on_host.THREADS
-    selectors.stream_of = lambda _: 0
-    return lambda n, k, values, *, device, **_: selectors.CudaSelector(n, k, values, device)
+    cuda.THREADS = cuda_quantisation.THREADS = cuda_on_host.THREADS
+    selectors.stream_of = quantisers.stream_of = lambda _: 0
+    topk.make_selector = lambda n, k, values, *, device, **_: selectors.CudaSelector(n, k, values, device)
+    int8.make_quantiser = quantisers.CudaQuantiser
 
 
 def use_device_path() -> None:
@@ -67,7 +70,6 @@ def use_device_path() -> None:
         module.on_host = lambda _: False
     TopK.prepare = Int8.prepare = staticmethod(lambda _: None)
     chunks.make_chunker = lambda layout, device, **_: chunks.TorchChunker(layout, device)
-    int8.make_quantiser = lambda layout, _: quantisers.TorchQuantiser(layout)
     jobs = ((PowerSGD, "_refine"), (PowerSGD, "_send_all"), (Int8, "_reduce"), (ChunkChannel, "sum_values"))
     for owner, name in ((Hook, "run"), (Hook, "_finished"), *jobs):
         setattr(owner, name, without_host_reads(getattr(owner, name)))
@@ -82,8 +84,10 @@ def host_read_error() -> str:
     return ""
 
 
-#: What does not depend on how elements are selected.
-WITHOUT_SELECTION = ("asked", "low_rank", "shapes_and_options")
+#: Hooks that kernels serve; those of aligned top-k are torch's in both cases.
+ON_KERNELS = ("topk", "int8")
+#: What does not run the kernels.
+WITHOUT_KERNELS = ("asked", "low_rank", "shapes_and_options")
 #: What a device does not change.
 NOT_ON_DEVICES = ("feedback", "two_models", "train", "chunks_of_one")
 #: What is checked for each hook with a memory.
@@ -91,13 +95,13 @@ OF_MEMORIES = ("resume", "scaled", "infinite")
 
 
 def check_all(kind: str, *memories: str) -> dict[str, Any]:
-    """Return the results of all checks with this selector; with the kernels only of checks that select elements."""
-    topk.make_selector = select_by(kind)
+    """Return the results of all checks with this work; with the kernels only of checks that run them."""
+    work_by(kind)
     checks = {name: check for name, check in hooks_check.CHECKS.items() if name not in NOT_ON_DEVICES}
     checks |= {"asked": host_read_error}
     if kind == "cuda":
-        memories = tuple(name for name in memories if "topk" in name)
-        checks = {name: check for name, check in checks.items() if name not in WITHOUT_SELECTION}
+        memories = tuple(name for name in memories if name.startswith(ON_KERNELS))
+        checks = {name: check for name, check in checks.items() if name not in WITHOUT_KERNELS}
     return {name: check(*memories) if name in OF_MEMORIES else check() for name, check in checks.items()}
 
 

@@ -11,22 +11,19 @@ Nothing here allocates, waits for the device or copies from it. A payload equals
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import cupy
 import numpy as np
 
+from commbench.hooks.compression.cupy_kernels import WARP, Kernels
 from commbench.hooks.message import ValueType, check_slots, payload_bytes
 
-SOURCE = Path(__file__).with_name("selection.cu")
+SOURCE = "selection.cu"
 KERNELS = ("survey", "divide", "refine", "tally", "emit", "add")
 #: Threads of a block: the maximum, because the last block of a kernel works alone.
 THREADS = 1024
 #: As in selection.cu: elements of a warp, bins of the first digit, bits of each of the two others, words of the state.
 CHUNK, FIRST_BINS, DIGIT_BITS, STATE_WORDS = 1024, 2048, 10, 6
-WARP = 32
 
 
 class CudaTopK:
@@ -53,15 +50,12 @@ class CudaTopK:
         self.k = k
         self.value_dtype: ValueType = value_dtype
         self.payload_bytes = payload_bytes(k, value_dtype)
-        self._device = device
         self._at: dict[str, np.uint64] = {}
         for name, size in _scratch_parts(n).items():
             self._at[name] = np.uint64(scratch)
             scratch += size
-        with cupy.cuda.Device(device):
-            self._kernels = _compile(THREADS)
-            busy = -(-n // (CHUNK * THREADS // WARP))
-            self._blocks = {name: min(_resident_blocks(kernel), busy) for name, kernel in self._kernels.items()}
+        busy = -(-n // (CHUNK * THREADS // WARP))
+        self._kernels = Kernels(SOURCE, KERNELS, threads=THREADS, busy_blocks=busy, device=device)
 
     def encode(
         self, gradient: int, residual: int, payload: int, *, out_residual: int, step: int = 0, stream: int = 0
@@ -79,15 +73,18 @@ class CudaTopK:
         """
         n, k, at = np.uint32(self.n), np.uint32(self.k), self._at
         source, old, rest = np.uint64(gradient), np.uint64(residual), np.uint64(out_residual)
-        state, counts, before, queue = at["state"], at["counts"], at["before"], Queue(stream)
-        with cupy.cuda.Device(self._device):
-            self._launch(queue, "survey", source, old, n, k, state, at["histogram"])
-            self._launch(queue, "divide", source, old, rest, n, state, counts)
-            for shift in (DIGIT_BITS, 0):
-                self._launch(queue, "refine", source, n, k, np.uint32(shift), state, counts, at["histogram"])
-            self._launch(queue, "tally", source, n, state, counts, before)
-            step_halves = (np.uint64(step), np.uint32(self.value_dtype == "float16"))
-            self._launch(queue, "emit", source, rest, n, k, *step_halves, state, counts, before, np.uint64(payload))
+        state, counts, before = at["state"], at["counts"], at["before"]
+
+        def launch(name: str, *arguments: np.unsignedinteger[Any]) -> None:
+            self._kernels.launch(name, *arguments, stream=stream)
+
+        launch("survey", source, old, n, k, state, at["histogram"])
+        launch("divide", source, old, rest, n, state, counts)
+        for shift in (DIGIT_BITS, 0):
+            launch("refine", source, n, k, np.uint32(shift), state, counts, at["histogram"])
+        launch("tally", source, n, state, counts, before)
+        step_halves = (np.uint64(step), np.uint32(self.value_dtype == "float16"))
+        launch("emit", source, rest, n, k, *step_halves, state, counts, before, np.uint64(payload))
 
     def add(self, payload: int, into: int, *, stream: int = 0) -> None:
         """Queue the addition of a rank's payload to float32 elements, shape (n,).
@@ -95,17 +92,7 @@ class CudaTopK:
         An index out of range makes an element NaN: to raise an error would need a wait for the device.
         """
         n, k, halves = np.uint32(self.n), np.uint32(self.k), np.uint32(self.value_dtype == "float16")
-        with cupy.cuda.Device(self._device):
-            self._launch(Queue(stream), "add", np.uint64(payload), n, k, halves, np.uint64(into))
-
-    def _launch(self, queue: Queue, name: str, *arguments: np.unsignedinteger[Any]) -> None:
-        self._kernels[name]((self._blocks[name],), (THREADS,), arguments, stream=queue)
-
-
-class Queue(NamedTuple):
-    """A stream for cupy's kernels, which read only its handle."""
-
-    ptr: int
+        self._kernels.launch("add", np.uint64(payload), n, k, halves, np.uint64(into), stream=stream)
 
 
 def scratch_bytes(n: int) -> int:
@@ -122,16 +109,3 @@ def _scratch_parts(n: int) -> dict[str, int]:
         "histogram": 4 * FIRST_BINS,
         "state": 4 * STATE_WORDS,
     }
-
-
-@cache
-def _compile(threads: int) -> dict[str, Any]:
-    """Return every kernel by its name; cupy loads a kernel at its first use on each device."""
-    module = cupy.RawModule(code=SOURCE.read_text(encoding="utf-8"), options=("-std=c++17", f"-DTHREADS={threads}"))
-    return {name: module.get_function(name) for name in KERNELS}
-
-
-def _resident_blocks(kernel: Any) -> int:  # noqa: ANN401 - cupy's
-    """Return how many blocks of a kernel can be resident on the current device; its registers decide."""
-    each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.kernel.ptr, THREADS, 0)
-    return int(each) * int(cupy.cuda.Device().attributes["MultiProcessorCount"])

@@ -11,9 +11,7 @@
 // chunk at a time and writes its marks, in order, to the front of this chunk of the gradient. They always fit there,
 // because the warp has read the elements that they replace. The last block to finish a kernel combines all results.
 
-constexpr unsigned WARP = 32;
 constexpr unsigned WARPS = THREADS / WARP;
-constexpr unsigned ALL_LANES = 0xffffffffu;
 
 constexpr unsigned POSITION_BITS = 10;
 constexpr unsigned CHUNK = 1u << POSITION_BITS;
@@ -29,8 +27,7 @@ constexpr unsigned REST = (1u << REST_BITS) - 1;
 // A mark is a position in the chunk, and before it the magnitude's rest, or this bit where it is above the bin.
 constexpr unsigned ABOVE = 1u << 31;
 
-constexpr unsigned MAGNITUDE = 0x7fffffffu, INFINITE = 0x7f800000u;
-constexpr unsigned NOT_A_NUMBER = 0x7fc00000u, NOT_A_HALF = 0x7e00u;
+constexpr unsigned INFINITE = 0x7f800000u, NOT_A_HALF = 0x7e00u;
 // 2^-14, the least normal float16, and 65520, which would round to infinity in float16.
 constexpr unsigned LEAST_NORMAL_HALF = 0x38800000u, TOO_LARGE_HALF = 0x477ff000u;
 // The bits of 1/2, whose last place is worth as much as that of float16's denormals.
@@ -38,22 +35,6 @@ constexpr unsigned ONE_HALF = 0x3f000000u;
 // Difference of the exponents of float32 and float16, at the place of the exponent in a float32.
 constexpr unsigned REBIAS = 112u << 23;
 constexpr unsigned LARGEST_HALF = 0x7bffu, HALF_INFINITY = 0x7c00u, HALF_SIGN = 0x8000u;
-
-// cupy appends -ftz=true to our options, which makes denormals zero in every operation: gradients would be lost. These
-// additions keep denormals, and comparisons are of bits.
-#ifdef __CUDACC__
-__device__ float plus(float a, float b) {
-    float sum;
-    asm("add.rn.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
-    return sum;
-}
-
-__device__ float minus(float a, float b) {
-    float difference;
-    asm("sub.rn.f32 %0, %1, %2;" : "=f"(difference) : "f"(a), "f"(b));
-    return difference;
-}
-#endif
 
 struct State {
     unsigned ticket;  // blocks that have finished the kernel under way
@@ -66,16 +47,12 @@ struct State {
 
 // ---------------------------------------------------------------------------------------------- threads and chunks
 
-__device__ unsigned lane() { return threadIdx.x % WARP; }
-
 // Neighbouring chunks belong to different blocks, so that even few chunks keep all multiprocessors busy.
 __device__ unsigned first_chunk() { return threadIdx.x / WARP * gridDim.x + blockIdx.x; }
 
 __device__ unsigned next_chunk(unsigned chunk) { return chunk + WARPS * gridDim.x; }
 
 __device__ unsigned chunks_of(unsigned n) { return (n + CHUNK - 1) / CHUNK; }
-
-__device__ unsigned magnitude(float value) { return __float_as_uint(value) & MAGNITUDE; }
 
 // ROWS rows of gradient + residual (which may be null) from one element on; 0 beyond the end.
 __device__ void load(float (&sums)[ROWS], const float *gradient, const float *residual, unsigned start, unsigned n) {
