@@ -222,7 +222,7 @@ SAID = {
     "density": "k/n",
     "seed": "of what is drawn",
     "feedback": "keep what was not sent, and send it later",
-    "warmup_steps": "steps over which `warmup` goes",
+    "start": "number of first steps without compression",
 }
 KINDS = {
     "tuple[commbench.results.recommendation.Choice": "choices",

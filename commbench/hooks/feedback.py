@@ -136,8 +136,11 @@ class FeedbackHook(Hook):
     averaged data, so they decide alike.
     """
 
-    def __init__(self, *, feedback: bool, kinds: Collection[str] = ("residual",)) -> None:
+    def __init__(self, *, feedback: bool, start: int = 0, kinds: Collection[str] = ("residual",)) -> None:
+        if start < 0:
+            raise InputError(f"Hook {self.name} was given start {start}: it is a number of steps, at least 0.")
         self.feedback = feedback
+        self.start = start
         self.memory = Memory(kinds if feedback else ())
         self._steps = 0
         self._names: dict[int, str] = {}
@@ -153,6 +156,11 @@ class FeedbackHook(Hook):
     def step(self) -> int:
         """The number of the current step, from 0."""
         return max(0, self._steps - 1)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the current step sends its gradients whole."""
+        return self.step < self.start
 
     @property
     def discarded_steps(self) -> int:
@@ -179,6 +187,15 @@ class FeedbackHook(Hook):
         If the values to send are not finite, every rank must receive NaN, and ``slot.new`` is not written; a hook that
         sends blocks may treat each block by itself.
         """
+
+    def send_dense(self, buffer: torch.Tensor, slot: Slot, watch: Stopwatch) -> tuple[torch.futures.Future, Finish]:
+        """Do as `exchange` by one all-reduce; the residual becomes zero, which it was except after a resume."""
+        accumulate(buffer, slot).div_(self.divisor)
+        if "residual" in slot.new:
+            slot.new["residual"].zero_()
+        watch.encoded()
+        watch.started()
+        return dist.all_reduce(buffer, group=self._group, async_op=True).get_future(), lambda _: buffer
 
     def register(
         self,

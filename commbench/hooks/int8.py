@@ -44,13 +44,14 @@ class Int8(OrderedHook):
         block: elements that share a scale; smaller blocks round less and send more.
         feedback: keep the rounding errors of gradients and, on the shard's owner, of sums; add them to the next
             gradient.
+        start: number of first steps without compression.
     """
 
     name: ClassVar[str] = "int8"
     opens: ClassVar[bool] = True
 
-    def __init__(self, *, block: int = 256, feedback: bool = True) -> None:
-        super().__init__(feedback=feedback)
+    def __init__(self, *, block: int = 256, feedback: bool = True, start: int = 0) -> None:
+        super().__init__(feedback=feedback, start=start)
         self.block = check_length(self.name, "block", block)
         self._channels: dict[Layout, _Channel] = {}
 
@@ -68,6 +69,8 @@ class Int8(OrderedHook):
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
         """Quantise and begin to exchange shards on the autograd thread; sum and exchange sums in an ordered job."""
+        if self.is_dense:
+            return self.send_dense(buffer, slot, watch)
         channel = self._channel_of(layout, buffer)
         old, new = slot.old.get("residual"), slot.new.get("residual")
         channel.quantiser.encode(buffer, old, channel.sent, out_residual=new)

@@ -41,6 +41,7 @@ class LocalSGD(Hook):
             the last exchange as the gradient of an outer step of SGD with Nesterov momentum (DiLoCo, arXiv 2311.08105).
         outer_lr: learning rate of the outer step; only with ``outer=nesterov``.
         outer_momentum: momentum of the outer step; only with ``outer=nesterov``.
+        start: number of first steps that are each followed by an exchange.
     """
 
     name: ClassVar[str] = "localsgd"
@@ -52,9 +53,13 @@ class LocalSGD(Hook):
         outer: Literal["average", "nesterov"] = "average",
         outer_lr: float = OUTER_LR,
         outer_momentum: float = OUTER_MOMENTUM,
+        start: int = 0,
     ) -> None:
-        if period < 1:
-            raise InputError(f"Hook localsgd was given period {period}: it is a number of steps, at least 1.")
+        if period < 1 or start < 0:
+            raise InputError(
+                f"Hook localsgd was given period {period} and start {start}: they are numbers of steps, period at "
+                "least 1, start at least 0."
+            )
         if not (outer_lr > 0 and 0 < outer_momentum < 1):
             raise InputError(
                 f"Hook localsgd was given outer_lr {outer_lr:g} and outer_momentum {outer_momentum:g}: the first is "
@@ -63,6 +68,7 @@ class LocalSGD(Hook):
         if outer == "average" and (outer_lr, outer_momentum) != (OUTER_LR, OUTER_MOMENTUM):
             raise InputError("Hook localsgd was given outer_lr or outer_momentum: they need outer=nesterov.")
         self.period = period
+        self.start = start
         self._rates = (outer_lr, outer_momentum) if outer == "nesterov" else None
         self._steps = 0
         self._parts: list[_Part] = []
@@ -113,7 +119,7 @@ class LocalSGD(Hook):
 
     def _after_step(self, *_: Any) -> None:  # noqa: ANN401 - the optimiser and the arguments of its step
         self._steps += 1
-        if self._steps % self.period == 0:
+        if self._steps <= self.start or self._steps % self.period == 0:
             self.exchange()
 
     def exchange(self) -> None:

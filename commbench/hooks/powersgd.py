@@ -68,14 +68,13 @@ class PowerSGD(OrderedHook):
     def __init__(
         self, *, rank: int = 1, start: int = 2, feedback: bool = True, min_compression_rate: float = 2.0, seed: int = 0
     ) -> None:
-        if rank < 1 or start < 0 or min_compression_rate <= 0:
+        if rank < 1 or min_compression_rate <= 0:
             raise InputError(
-                f"Hook powersgd was given rank {rank}, start {start}, min_compression_rate {min_compression_rate:g}: "
-                "rank is at least 1, start at least 0, the rate above 0."
+                f"Hook powersgd was given rank {rank}, min_compression_rate {min_compression_rate:g}: "
+                "rank is at least 1, the rate above 0."
             )
-        super().__init__(feedback=feedback)
+        super().__init__(feedback=feedback, start=start)
         self.rank = rank
-        self.start = start
         self.min_compression_rate = min_compression_rate
         self.seed = seed
         self._plans: dict[Layout, _Plan] = {}
@@ -85,22 +84,13 @@ class PowerSGD(OrderedHook):
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
         """Project on the autograd thread; all-reduce, orthogonalise and project back in an ordered job."""
-        if self.step < self.start:
-            accumulate(buffer, slot).div_(self.divisor)  # the residual is zero, except after a resume
-            for residual in slot.new.values():
-                residual.zero_()
-            future = self.submit(lambda: self._send_all(buffer, watch))
-        else:
-            plan = self._plan_of(layout, buffer)
-            self._project(plan, accumulate(buffer, slot))
-            future = self.submit(lambda: self._refine(plan, buffer, slot, watch))
+        if self.is_dense:
+            return self.send_dense(buffer, slot, watch)
+        plan = self._plan_of(layout, buffer)
+        self._project(plan, accumulate(buffer, slot))
+        future = self.submit(lambda: self._refine(plan, buffer, slot, watch))
         watch.encoded()
         return future, lambda _: buffer
-
-    def _send_all(self, tensor: torch.Tensor, watch: Stopwatch) -> torch.Tensor:
-        watch.started()
-        dist.all_reduce(tensor, group=self._private)
-        return tensor
 
     def _project(self, plan: _Plan, total: torch.Tensor) -> None:
         """Compute P = M Q / ranks for every matrix; if the bucket is not finite, send NaN to all ranks."""
@@ -113,7 +103,8 @@ class PowerSGD(OrderedHook):
 
     def _refine(self, plan: _Plan, total: torch.Tensor, slot: Slot, watch: Stopwatch) -> torch.Tensor:
         """Run both all-reduces of a bucket; all ranks take the same branches because they have the same sums."""
-        self._send_all(plan.first, watch)
+        watch.started()
+        dist.all_reduce(plan.first, group=self._private)
         start = watch.clock()
         finite = is_finite(plan.first)
         if not on_host(finite) or finite:

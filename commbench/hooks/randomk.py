@@ -17,13 +17,14 @@ from commbench.hooks.message import BucketShape, Message, check_density, kept_el
 class RandomK(FeedbackHook):
     """Sums k = ceil(density x n) elements of each bucket, drawn again every step from (seed, step, first parameter).
 
-    With error feedback the unsent part is kept; without it the sum is scaled by n/k, which makes it unbiased.
+    With error feedback the unsent part is kept; without it the sum is scaled by n/k, which makes it unbiased. The first
+    ``start`` steps send everything.
     """
 
     name: ClassVar[str] = "randomk"
 
-    def __init__(self, *, density: float = 0.01, seed: int = 0, feedback: bool = True) -> None:
-        super().__init__(feedback=feedback)
+    def __init__(self, *, density: float = 0.01, seed: int = 0, feedback: bool = True, start: int = 0) -> None:
+        super().__init__(feedback=feedback, start=start)
         self.density = check_density(self.name, density)
         self.seed = seed
         self._under_way: dict[Layout, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -32,6 +33,8 @@ class RandomK(FeedbackHook):
         self, buffer: torch.Tensor, layout: Layout, slot: Slot, watch: Stopwatch
     ) -> tuple[torch.futures.Future, Finish]:
         """Gather the drawn elements, sum them, scatter them."""
+        if self.is_dense:
+            return self.send_dense(buffer, slot, watch)
         count = kept_elements(layout.numel, self.density)
         indices = _moved(draw(layout.numel, count, self._generator(layout)), buffer.device)
         values = self._take(buffer, slot, indices)

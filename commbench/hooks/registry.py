@@ -201,6 +201,7 @@ class HookSpec:
 _DENSITY = HookOption(name="density", default=0.01)
 _FEEDBACK = HookOption(name="feedback", default=True)
 _SEED = HookOption(name="seed", default=0)
+_START = HookOption(name="start", default=0)
 #: Options of top-k that make it treat the tensors of a bucket differently.
 _BY_TENSOR = frozenset({"scope", "dense_below", "dense_vectors"})
 
@@ -276,7 +277,7 @@ _SPECS = (
         class_name="Int8",
         messages=_int8,
         formula="2(p-1)/p x n (1 + 4/block)",
-        options=(HookOption(name="block", default=256, least=1), _FEEDBACK),
+        options=(HookOption(name="block", default=256, least=1), _FEEDBACK, _START),
         runs_in_order=lambda _options: True,
         compiles=lambda _options: True,
     ),
@@ -300,6 +301,7 @@ _SPECS = (
             HookOption(name="clip", default=0.0),
             HookOption(name="warmup", default=()),
             HookOption(name="warmup_steps", default=0),
+            _START,
         ),
         number="density",
         usual_number="0.01",
@@ -312,7 +314,7 @@ _SPECS = (
         class_name="RandomK",
         messages=_random_k,
         formula="2(p-1)/p x 4k",
-        options=(_DENSITY, _SEED, _FEEDBACK),
+        options=(_DENSITY, _SEED, _FEEDBACK, _START),
         number="density",
         usual_number="0.01",
     ),
@@ -343,6 +345,7 @@ _SPECS = (
             HookOption(name="outer", default="average", choices=("average", "nesterov")),
             HookOption(name="outer_lr", default=0.7),
             HookOption(name="outer_momentum", default=0.9),
+            _START,
         ),
         number="period",
         usual_number="8",

@@ -74,6 +74,8 @@ class TopK(OrderedHook):
             place of g, and zeroed for sent elements. The optimiser must then have no momentum.
         clip: each tensor's norm is clipped to ``clip`` / sqrt(ranks) before compression (same source).
         warmup: densities of equal parts of the first ``warmup_steps`` steps (same source).
+        warmup_steps: steps over which ``warmup`` goes.
+        start: number of first steps without compression.
     """
 
     name: ClassVar[str] = "topk"
@@ -95,6 +97,7 @@ class TopK(OrderedHook):
         clip: float = 0.0,
         warmup: Sequence[float] = (),
         warmup_steps: int = 0,
+        start: int = 0,
     ) -> None:
         for key, value, choices in (
             ("selection", selection, ("fast", "exact")),
@@ -109,7 +112,7 @@ class TopK(OrderedHook):
             raise InputError(
                 "Hook topk was given one of warmup and warmup_steps: densities need steps, and steps them."
             )
-        super().__init__(feedback=feedback, kinds=("residual", "momentum") if momentum else ("residual",))
+        super().__init__(feedback=feedback, start=start, kinds=("residual", "momentum") if momentum else ("residual",))
         self.density = check_density(self.name, density)
         self.warmup = tuple(check_density(self.name, each) for each in warmup)
         self.warmup_steps = warmup_steps
@@ -173,6 +176,8 @@ class TopK(OrderedHook):
             self._clip(buffer, layout)
         if self.momentum:
             self._correct(buffer, slot)
+        if self.is_dense:
+            return self.send_dense(buffer, slot, watch)
         if self.is_ordered:
             return self._exchange_chunks(buffer, layout, slot, watch)
         channel = self._channel_of(layout, buffer)

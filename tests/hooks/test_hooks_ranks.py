@@ -48,7 +48,7 @@ def checked(start: Start) -> Any:
     """Return the results of all checks on two ranks."""
     names = ["density_one", "low_rank", "telescope", "shapes_and_options", "feedback", "without_feedback"]
     names += ["compression_gradients", "two_models", STEPS]
-    names += ["chunks_of_one", "chosen_chunks"]
+    names += ["chunks_of_one", "chosen_chunks", "dense_start"]
     names += [f"{name}:{ALL_MEMORIES}" for name in ("resume", "scaled", "infinite")]
     return found_by(start(2, "hooks_check.py", *names))
 
@@ -102,6 +102,14 @@ def test_every_step_is_right_for_long(start: Start, ranks: int, check: str) -> N
     results = found_by(start(ranks, "hooks_check.py", check))["train"]
     for name in DENSE + LOSSY:
         check_training(results[name])
+
+
+@pytest.mark.parametrize("name", ["topk", "topk aligned", "randomk", "powersgd", "int8"])
+def test_first_steps_send_everything(checked: Any, name: str) -> None:
+    """Average exactly in the first two steps, and compress in the next ones."""
+    *dense, third, fourth = checked["dense_start"][name]
+    assert max(dense) < 1e-6
+    assert min(third, fourth) > 1e-4
 
 
 def test_a_corrupted_step_is_found(trained: Any) -> None:

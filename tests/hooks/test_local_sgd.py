@@ -46,6 +46,13 @@ def test_parameters_are_those_of_a_reference(checked: Any, name: str, period: in
     assert ("in parts" in name) == (results["parts"] > 1)
 
 
+def test_first_steps_are_each_followed_by_an_exchange(checked: Any) -> None:
+    """Exchange after steps 1 and 2, and then once in a period of 3."""
+    results = checked["compare"]["average 3, start 2"]
+    assert [] == results["wrong"]
+    assert [1, 2, 3, 6, 9, 12] == results["equal"]
+
+
 def test_a_dropped_exchange_is_found(checked: Any) -> None:
     """Detect one dropped exchange, which shows that the test above can fail."""
     results = checked["compare"]["dropping"]
@@ -137,6 +144,7 @@ def test_the_period_is_a_positive_whole_number(number: str) -> None:
     ("options", "words"),
     [
         ({"period": "0"}, "a whole number of at least 1"),
+        ({"start": "-1"}, "start -1: they are numbers of steps"),
         ({"outer": "adam"}, "average or nesterov"),
         ({"outer_lr": "0.5"}, "need outer=nesterov"),
         ({"outer": "nesterov", "outer_lr": "0"}, "outer_lr 0 and outer_momentum 0.9"),

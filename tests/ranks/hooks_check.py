@@ -38,6 +38,14 @@ COMPRESSING: dict[str, Any] = {
     "int8": lambda: Int8(block=64),
     "topk aligned": lambda: TopK(density=0.05, exchange="aligned", chunk=16),
 }
+#: The same with two first steps that send everything.
+DENSE_FIRST: dict[str, Any] = {
+    "topk": lambda: TopK(density=0.05, start=2),
+    "topk aligned": lambda: TopK(density=0.05, exchange="aligned", chunk=16, start=2),
+    "randomk": lambda: RandomK(density=0.05, start=2),
+    "powersgd": lambda: PowerSGD(rank=2, start=2),
+    "int8": lambda: Int8(block=64, start=2),
+}
 #: Elements of the first tensor that hooks treat as a whole; all of them unless given.
 TOGETHER = {"int8": 48}
 
@@ -73,6 +81,20 @@ def density_one(hook: Hook) -> dict[str, Any]:
         same &= torch.equal(gradients(model), sum(by_rank[1:], by_rank[0]))
     close(hook)
     return {"error": max(errors), "bits": same, "residual": float(memory_of(hook).norm())}
+
+
+def dense_start(name: str) -> list[float]:
+    """Return the relative distance of each of four steps from the mean gradient."""
+    hook = DENSE_FIRST[name]().register(model := make_ddp())
+    errors = []
+    for step in range(4):
+        data = batch(dist.get_rank(), step)
+        expected = mean(local_gradients(model, data))
+        model.zero_grad()
+        loss_of(model, data).backward()
+        errors.append(distance(gradients(model), expected))
+    close(hook)
+    return errors
 
 
 def telescope(steps: int = 20) -> float:
@@ -438,6 +460,7 @@ CHECKS = {
         "randomk": density_one(RandomK(density=1.0)),
     },
     "telescope": telescope,
+    "dense_start": lambda: {name: dense_start(name) for name in DENSE_FIRST},
     "resume": lambda *names: {name: resume(name) for name in names},
     "scaled": lambda *names: {name: scaled(name) for name in names},
     "infinite": lambda *names: {name: infinite(name) for name in names},

@@ -44,6 +44,7 @@ HOOKS: dict[str, Callable[[], LocalSGD]] = {
     "nesterov 1": lambda: LocalSGD(period=1, outer="nesterov"),
     "nesterov 3": lambda: LocalSGD(period=3, outer="nesterov"),
     "nesterov 2, other rates": lambda: LocalSGD(period=2, outer="nesterov", outer_lr=0.5, outer_momentum=0.3),
+    "average 3, start 2": lambda: LocalSGD(period=3, start=2),
     "average 3, in parts": lambda: LocalSGD(period=3),
     "nesterov 3, in parts": lambda: LocalSGD(period=3, outer="nesterov"),
     "dropping": lambda: Dropping(period=3),
@@ -61,9 +62,10 @@ def sgd(model: nn.Module, momentum: float = 0.0) -> torch.optim.Optimizer:
 class Reference:
     """A model of this rank alone, averaged by other code than the hook's: in double precision, by torch's SGD."""
 
-    def __init__(self, name: str, period: int) -> None:
+    def __init__(self, name: str, period: int, start: int) -> None:
         self.model = make_model()
         self.optimizer = sgd(self.model, momentum=0.9)
+        self.start = start
         self.period, self.is_average = period, not name.startswith(("nesterov", "forgetful"))
         self.outer = flat(self.model.parameters()).double()
         lr, momentum = OUTER.get(name, (0.7, 0.9))
@@ -72,7 +74,7 @@ class Reference:
     def step(self, number: int) -> None:
         """Make a step, and average after the last of a period."""
         train_step(self.model, self.optimizer, batch(dist.get_rank(), number))
-        if number % self.period:
+        if number > self.start and number % self.period:
             return
         averaged = mean(flat(self.model.parameters()))
         if not self.is_average:
@@ -89,7 +91,7 @@ def compare(name: str) -> dict[str, Any]:
     hook = HOOKS[name]()
     model = make_ddp()
     hook.register(model, optimizer=(optimizer := sgd(model, momentum=0.9)))
-    reference, wrong, equal = Reference(name, hook.period), [], []
+    reference, wrong, equal = Reference(name, hook.period, hook.start), [], []
     for number in range(1, STEPS + 1):
         train_step(model, optimizer, batch(dist.get_rank(), number))
         reference.step(number)
