@@ -116,7 +116,9 @@ def random_k_messages(bucket: BucketShape, *, density: float) -> tuple[Message, 
     return (_all_reduce(kept_elements(bucket.elements, density)),)
 
 
-def power_sgd_messages(bucket: BucketShape, *, rank: int, min_compression_rate: float) -> tuple[Message, ...]:
+def power_sgd_messages(
+    bucket: BucketShape, *, rank: int, min_compression_rate: float, values: str = "float32"
+) -> tuple[Message, ...]:
     """Return two all_reduces: the left factors with all tensors that are sent whole, then the right factors.
 
     Without shapes the bucket counts as one square matrix.
@@ -127,7 +129,7 @@ def power_sgd_messages(bucket: BucketShape, *, rank: int, min_compression_rate: 
         factors = matrix_factors(shape, rank=rank, min_compression_rate=min_compression_rate)
         left += factors.rows * factors.rank if factors else math.prod(shape)
         right += factors.columns * factors.rank if factors else 0
-    return (_all_reduce(left), *([_all_reduce(right)] if right else []))
+    return (_all_reduce(left, values), *([_all_reduce(right, values)] if right else []))
 
 
 def _all_reduce(elements: int, dtype: str = "float32") -> Message:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 
-from commbench.errors import InputError
+from commbench.errors import InputError, check_choice
 from commbench.hooks.base import Finish, StateDict, Stopwatch
 from commbench.hooks.feedback import Slot, accumulate, is_finite, on_host, poison, put
 from commbench.hooks.layout import Layout, Span
 from commbench.hooks.message import BucketShape, MatrixFactors, Message, matrix_factors, power_sgd_messages
 from commbench.hooks.ordered import OrderedHook
 from commbench.hooks.randomk import seeded
+
+_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +62,24 @@ class PowerSGD(OrderedHook):
         start: number of first steps without compression.
         feedback: keep the part that the factors do not represent, and add it to the next gradient.
         min_compression_rate: a tensor is sent whole unless it shrinks by more than this.
+        values: the type in which factors and whole tensors are sent and summed; what rounding takes from this rank's
+            part stays in the residual.
         seed: for the first right factors, which are the same on all ranks.
     """
 
     name: ClassVar[str] = "powersgd"
 
     def __init__(
-        self, *, rank: int = 1, start: int = 2, feedback: bool = True, min_compression_rate: float = 2.0, seed: int = 0
+        self,
+        *,
+        rank: int = 1,
+        start: int = 2,
+        feedback: bool = True,
+        min_compression_rate: float = 2.0,
+        values: Literal["float32", "float16", "bfloat16"] = "float32",
+        seed: int = 0,
     ) -> None:
+        check_choice("values of hook powersgd", values, tuple(_TYPES))
         if rank < 1 or min_compression_rate <= 0:
             raise InputError(
                 f"Hook powersgd was given rank {rank}, min_compression_rate {min_compression_rate:g}: "
@@ -77,6 +89,7 @@ class PowerSGD(OrderedHook):
         self.rank = rank
         self.min_compression_rate = min_compression_rate
         self.seed = seed
+        self._values = values
         self._plans: dict[Layout, _Plan] = {}
         self._warm: dict[str, torch.Tensor] = {}
 
@@ -95,23 +108,46 @@ class PowerSGD(OrderedHook):
     def _project(self, plan: _Plan, total: torch.Tensor) -> None:
         """Compute P = M Q / ranks for every matrix; if the bucket is not finite, send NaN to all ranks."""
         for matrix in plan.matrices:
-            torch.mm(matrix.of(total), matrix.q, out=matrix.p)
+            torch.mm(matrix.of(total), self._unit(matrix.q), out=matrix.p)
         for span, whole in plan.rest:
             whole.copy_(span.flat(total))
-        plan.first.div_(self.world_size)
+        self._round(plan.first.div_(self.world_size))
         poison(plan.first, unless=is_finite(total))
+
+    def _unit(self, q: torch.Tensor) -> torch.Tensor:
+        """Return right factors for the projection: of unit columns where P would else underflow in half precision.
+
+        P then spans the same space, and nothing but its space is used.
+        """
+        return q if self._is_whole else torch.nn.functional.normalize(q, dim=0)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether messages are sent in float32."""
+        return self._values == "float32"
+
+    def _round(self, message: torch.Tensor) -> torch.Tensor:
+        """Round a message to the type in which it is sent."""
+        return message if self._is_whole else message.copy_(message.to(_TYPES[self._values]))
+
+    def _sum(self, message: torch.Tensor) -> None:
+        """Sum a rounded message over the ranks, in the type in which it is sent."""
+        sent = message if self._is_whole else message.to(_TYPES[self._values])
+        dist.all_reduce(sent, group=self._private)
+        if sent is not message:
+            message.copy_(sent)
 
     def _refine(self, plan: _Plan, total: torch.Tensor, slot: Slot, watch: Stopwatch) -> torch.Tensor:
         """Run both all-reduces of a bucket; all ranks take the same branches because they have the same sums."""
         watch.started()
-        dist.all_reduce(plan.first, group=self._private)
+        self._sum(plan.first)
         start = watch.clock()
         finite = is_finite(plan.first)
         if not on_host(finite) or finite:
             self._project_back(plan, total, slot.new.get("residual"), finite)
             watch.worked(start)
             if plan.matrices:
-                dist.all_reduce(plan.second, group=self._private)
+                self._sum(plan.second)
             start = watch.clock()
             finite &= is_finite(plan.second)
         self._restore(plan, total, finite)
@@ -126,20 +162,27 @@ class PowerSGD(OrderedHook):
         As in the paper's algorithm 2, Q is this rank's. With the mean over ranks, the residuals would diverge by the
         accumulated differences between the ranks' gradients.
         """
-        left = None if residual is None else residual if on_host(finite) else total
-        for span, _ in plan.rest if left is not None else ():
-            span.flat(left).zero_()
         for matrix in plan.matrices:
-            whole = matrix.of(total)
             matrix.p.copy_(torch.linalg.qr(matrix.p).Q)
-            torch.mm(whole.T, matrix.p, out=matrix.next_q)
-            if left is total:
-                whole.addmm_(matrix.p, matrix.next_q.T, alpha=-1)
-            elif left is not None:
-                torch.addmm(whole, matrix.p, matrix.next_q.T, alpha=-1, out=matrix.of(left))
+            torch.mm(matrix.of(total).T, matrix.p, out=matrix.next_q)
+        self._round(plan.second.div_(self.world_size))
+        left = None if residual is None else residual if on_host(finite) else total
+        if left is not None:
+            self._subtract_sent(plan, total, left)
         if left is total:
             put(residual, total, where=finite)  # on a device, values that are not finite also reach this line
-        plan.second.div_(self.world_size)
+
+    def _subtract_sent(self, plan: _Plan, total: torch.Tensor, left: torch.Tensor) -> None:
+        """Write to ``left``, which may be ``total``, what this rank's messages lack of it."""
+        for span, _ in plan.rest:
+            whole, part = span.flat(total), span.flat(left)
+            if self._is_whole:
+                part.zero_()
+            else:
+                torch.sub(whole, self._round(whole / self.world_size), alpha=self.world_size, out=part)
+        for matrix in plan.matrices:
+            arguments = matrix.of(total), matrix.p, matrix.next_q.T
+            torch.addmm(*arguments, alpha=-self.world_size, out=matrix.of(left))
 
     def _restore(self, plan: _Plan, total: torch.Tensor, finite: torch.Tensor) -> None:
         """Rebuild the averaged bucket from its factors and restore the loss scale; NaN if it is not finite."""
@@ -199,7 +242,9 @@ class PowerSGD(OrderedHook):
 
     def messages(self, bucket: BucketShape) -> tuple[Message, ...]:
         """See `Hook.messages`."""
-        return power_sgd_messages(bucket, rank=self.rank, min_compression_rate=self.min_compression_rate)
+        return power_sgd_messages(
+            bucket, rank=self.rank, min_compression_rate=self.min_compression_rate, values=self._values
+        )
 
     # Checkpoints
 

@@ -243,9 +243,9 @@ def _local_sgd(bucket: BucketShape, *, period: int, **_others: OptionValue) -> t
 
 
 def _power_sgd(
-    bucket: BucketShape, *, rank: int, min_compression_rate: float, **_others: OptionValue
+    bucket: BucketShape, *, rank: int, min_compression_rate: float, values: str, **_others: OptionValue
 ) -> tuple[Message, ...]:
-    return power_sgd_messages(bucket, rank=rank, min_compression_rate=min_compression_rate)
+    return power_sgd_messages(bucket, rank=rank, min_compression_rate=min_compression_rate, values=values)
 
 
 _SPECS = (
@@ -322,12 +322,14 @@ _SPECS = (
         name="powersgd",
         class_name="PowerSGD",
         messages=_power_sgd,
-        formula="2(p-1)/p x 4 (sum of r (rows + columns) + what is sent whole); without shapes, of one square matrix",
+        formula="2(p-1)/p x value bytes x (sum of r (rows + columns) + what is sent whole); without shapes, of one "
+        "square matrix",
         options=(
             HookOption(name="rank", default=1),
             HookOption(name="start", default=2),
             _FEEDBACK,
             HookOption(name="min_compression_rate", default=2.0),
+            HookOption(name="values", default="float32", choices=("float32", "float16", "bfloat16")),
             _SEED,
         ),
         number="rank",

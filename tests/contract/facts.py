@@ -56,6 +56,8 @@ ADDED = frozenset(
         "env",
         "env_reason",
         "framework_us",
+        *(f"api/all/commbench.hooks.{hook}/start" for hook in ("RandomK", "TopK")),
+        "api/all/commbench.hooks.PowerSGD/values",
         "options/export/argument 0",  # takes several runs
         "options/run/--bisect",
         "options/run/--racks",

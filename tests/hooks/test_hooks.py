@@ -406,6 +406,7 @@ def test_wire_bytes(name: str, options: dict[str, str], expected: int) -> None:
         (TopK(density=0.1), 3 * 8 * 205),
         (PowerSGD(rank=2), ring(4 * (2 * (50 + 40) + 50), 4)),
         (PowerSGD(rank=30), ring(4 * 2050, 4)),
+        (PowerSGD(rank=2, values="bfloat16"), ring(2 * (2 * (50 + 40) + 50), 4)),
     ],
 )
 def test_wire_bytes_by_tensor(hook: Any, expected: int) -> None:

@@ -20,13 +20,17 @@ LOSSY = (
     "topk dense_below",
     "randomk",
     "powersgd",
+    "powersgd fp16",
+    "powersgd bf16",
     "int8",
     "int8 one block",
     "topk aligned",
     "topk aligned exact",
 )
 #: Hooks with a memory.
-MEMORIES = cases(["topk", "powersgd", "int8", "topk aligned"], ["topk parameter fp16", "topk momentum", "randomk"])
+MEMORIES = cases(
+    ["topk", "powersgd", "int8", "topk aligned"], ["topk parameter fp16", "topk momentum", "randomk", "powersgd fp16"]
+)
 STEPS, ALL_MEMORIES = cases(["train:10"], ["train:20"])[-1], ":".join(MEMORIES)
 
 Start = Callable[..., list[tuple[int, str, str]]]

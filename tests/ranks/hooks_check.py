@@ -35,6 +35,7 @@ COMPRESSING: dict[str, Any] = {
     "topk momentum": lambda: TopK(density=0.05, momentum=0.9),
     "randomk": lambda: RandomK(density=0.05, seed=3),
     "powersgd": lambda: PowerSGD(rank=2, start=1),
+    "powersgd fp16": lambda: PowerSGD(rank=2, start=1, values="float16"),
     "int8": lambda: Int8(block=64),
     "topk aligned": lambda: TopK(density=0.05, exchange="aligned", chunk=16),
 }

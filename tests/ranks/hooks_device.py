@@ -70,7 +70,7 @@ def use_device_path() -> None:
         module.on_host = lambda _: False
     TopK.prepare = Int8.prepare = staticmethod(lambda _: None)
     chunks.make_chunker = lambda layout, device, **_: chunks.TorchChunker(layout, device)
-    jobs = ((PowerSGD, "_refine"), (PowerSGD, "_send_all"), (Int8, "_reduce"), (ChunkChannel, "sum_values"))
+    jobs = ((PowerSGD, "_refine"), (Int8, "_reduce"), (ChunkChannel, "sum_values"))
     for owner, name in ((Hook, "run"), (Hook, "_finished"), *jobs):
         setattr(owner, name, without_host_reads(getattr(owner, name)))
 

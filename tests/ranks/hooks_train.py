@@ -115,6 +115,8 @@ HOOKS: dict[str, Any] = {
     "topk dense_below": lambda: TopK(density=0.05, dense_below=600),
     "randomk": lambda: RandomK(density=0.05),
     "powersgd": lambda: PowerSGD(rank=2, start=1),
+    "powersgd fp16": lambda: PowerSGD(rank=2, start=1, values="float16"),
+    "powersgd bf16": lambda: PowerSGD(rank=2, start=1, values="bfloat16"),
     "int8": lambda: Int8(block=64),
     "int8 one block": lambda: Int8(block=10**6),
     "topk aligned": lambda: TopK(density=0.05, exchange="aligned", chunk=16),
@@ -129,7 +131,7 @@ AT_MOST = dict.fromkeys(
     10,
 )
 #: Relative to the largest element; what a type of two bytes rounds.
-TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2}
+TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2, "powersgd fp16": 2e-3, "powersgd bf16": 2e-2}
 
 
 def residual_of(hook: Hook, model: DistributedDataParallel) -> torch.Tensor:
