@@ -101,7 +101,8 @@ def _osu_settings(operation: Operation, size: int) -> FixedSettings:
 
 def _imb_settings(operation: Operation, size: int) -> FixedSettings:
     repetitions = max(1, min(_IMB_REPETITIONS, _IMB_BYTES // max(1, size)))
-    warmups = max(10, repetitions // 10)
+    # IMB first runs as many repetitions to see how long they take, then warms up.
+    warmups = repetitions + max(10, repetitions // 10)
     if operation.kind == "collective":
         return FixedSettings(warmups=warmups, batch=1, repetitions=repetitions)
     return FixedSettings(warmups=warmups, batch=repetitions, repetitions=1)  # IMB reads the clock around its loop

@@ -1,9 +1,10 @@
-"""The settings that a live tuning tries: the script's own first, then other bucket sizes, bucket views and hooks."""
+"""The settings that a live tuning tries: the script's own first, then other bucket sizes, switches and hooks."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -13,6 +14,7 @@ from commbench.ddp.plan.workload import ParameterFacts, WorkloadFacts
 from commbench.errors import InputError
 from commbench.hooks.registry import NONE, is_file_hook, make_hook, parse_hook, split_options
 from commbench.live.options import LiveOptions
+from commbench.live.switching import live_switches
 
 #: Bucket sizes that are tried without a hook, and with each hook that is allowed besides.
 CAPS, CAPS_WITH_HOOK = 7, 4
@@ -34,7 +36,7 @@ def settings_of(
     """
     facts = _facts_of(model)
     plain = [_with_cap(original, cap) for cap in _caps(original, options, facts, CAPS)]
-    plain.append(dataclasses.replace(original, bucket_view=not original.bucket_view))
+    plain += [_turned(original, switch.name) for switch in live_switches()]
     keeps_hook = has_own_hook or original.precision == "amp-fp16"
     elements = sum(parameter.numel for parameter in facts.parameters)
     allowed = [] if keeps_hook else [hook for hook in options.allow if hook != NONE]
@@ -71,6 +73,11 @@ def _caps(original: TrainingCase, options: LiveOptions, facts: WorkloadFacts, mo
 
 def _with_cap(case: TrainingCase, cap: str) -> TrainingCase:
     return dataclasses.replace(case, bucket_cap_mb=cap, phase=SWEEP)
+
+
+def _turned(case: TrainingCase, switch: str) -> TrainingCase:
+    turned: dict[str, Any] = {switch: not getattr(case, switch)}
+    return dataclasses.replace(case, **turned)
 
 
 def _facts_of(model: nn.Module) -> WorkloadFacts:

@@ -1,4 +1,4 @@
-"""Exchanges the reducer of a DDP model between two steps: another bucket size, bucket views, another hook.
+"""Exchanges the reducer of a DDP model between two steps: another bucket size, switch or hook.
 
 A second DDP object is made around the same module, and its attributes replace those of the first. Everyone who holds
 the first object goes on with the new reducer; the destructor of the old reducer removes its autograd hooks.
@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, canonical_cap
+from commbench.ddp.plan.cases import DEFAULT_CAP, SWITCHES, TrainingCase, canonical_cap
+from commbench.ddp.plan.cases import Switch as DdpSwitch
 from commbench.ddp.plan.layout import MIB, caps_bytes
 from commbench.hooks import Hook, make_hook
 from commbench.hooks.registry import hook_source
@@ -44,6 +45,14 @@ _SAME_NAME = (
     "skip_all_reduce_unused_params",
     "batched_grad_copy",
 )
+#: Switches that leave every gradient as it is and can change between two steps.
+_LIVE_SWITCHES = ("bucket_view", "batched_grad_copy")
+
+
+def live_switches() -> list[DdpSwitch]:
+    """Return the switches that this torch can change between two steps without changing a gradient."""
+    parameters = inspect.signature(DistributedDataParallel.__init__).parameters
+    return [switch for switch in SWITCHES if switch.name in _LIVE_SWITCHES and switch.argument in parameters]
 
 
 def why_untunable(ddp_model: DistributedDataParallel) -> str:
@@ -188,7 +197,8 @@ class Switch:
         Raises:
             Exception: DDP or the hook refuses.
         """
-        arguments = {**self._arguments, "gradient_as_bucket_view": case.bucket_view}
+        switches = {switch.argument: getattr(case, switch.name) for switch in live_switches()}
+        arguments = {**self._arguments, **switches}
         arguments |= cap_arguments(case.bucket_cap_mb, is_trial=is_trial)
         with _making_own_models(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the script's own call has warned already

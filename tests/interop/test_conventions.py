@@ -42,17 +42,17 @@ def test_osu_repeats_as_its_header_says(operation: str, size: str, warmups: int,
 
 
 @pytest.mark.parametrize(
-    ("size", "warmups", "repetitions"), [("4", 100, 1000), ("65536", 64, 640), ("4194304", 10, 10)]
+    ("size", "warmups", "repetitions"), [("4", 1100, 1000), ("65536", 704, 640), ("4194304", 20, 10)]
 )
 def test_imb_repeats_up_to_a_volume(size: str, warmups: int, repetitions: int) -> None:
-    """Repeat at most 1000 times and 40 MiB; warm up a tenth of that, at least 10 times."""
+    """Repeat at most 1000 times and 40 MiB, after as many trials and a tenth, at least 10 times, of warm-up."""
     expected = FixedSettings(warmups=warmups, batch=1, visits=1, repetitions=repetitions, is_probed=False)
     assert expected == settings_of("imb", "all_reduce", size)
 
 
 def test_imb_reads_the_clock_around_its_loop_of_messages() -> None:
     """Time all messages of a pair together, as many as IMB sends."""
-    assert FixedSettings(warmups=64, batch=640, visits=1, repetitions=1, is_probed=False) == settings_of(
+    assert FixedSettings(warmups=704, batch=640, visits=1, repetitions=1, is_probed=False) == settings_of(
         "imb", "latency", "65536"
     )
 

@@ -50,6 +50,7 @@ def test_several_settings_are_tried_and_nothing_stays(compared: Any, way: str) -
     """Try several settings, conclude alike on both ranks, and remove every hook."""
     outcome = compared[way]
     assert outcome["settings"] > 3
+    assert outcome["switches"] == ["bucket_view", "batched_grad_copy"]
     assert outcome["done"]
     assert outcome["verdicts"][0] == outcome["verdicts"][1]
     assert outcome["hooks_left"] == [0, 0]
@@ -68,7 +69,7 @@ def test_hooks_are_tried_only_by_name(check: Check) -> None:
     failed = [(hook, reason) for hook, status, reason in outcome["statuses"] if status == "failed"]
     assert [("file_hooks.py:make_nothing", True)] == [(hook, "no state" in reason) for hook, reason in failed]
     assert ["file_hooks.py:make_pair", "ok", ""] in outcome["statuses"]
-    assert outcome["settings"] > 5
+    assert outcome["settings"] > 6
     assert 0 < outcome["apart"] < 0.2
 
 

@@ -23,7 +23,7 @@ import commbench
 from commbench.analysis.watched import find_straggler, parts_of
 from commbench.live.adopt import adopt
 from commbench.live.options import LiveOptions
-from commbench.live.switching import own_hooks
+from commbench.live.switching import live_switches, own_hooks
 from commbench.results import load_run
 
 #: Optimiser steps of a training, those after which tuning ends, and those that are watched.
@@ -197,14 +197,15 @@ def tried(out: Path) -> dict[str, Any]:
     if dist.get_rank():
         return {}
     run = load_run(out)
-    settings = {
-        (record.case.bucket_cap_mb, record.case.bucket_view, record.case.hook) for record in run.training_records
-    }
-    first = run.training_records[0].case
+    cases = [record.case for record in run.training_records]
+    settings = {(case.bucket_cap_mb, case.bucket_view, case.batched_grad_copy, case.hook) for case in cases}
+    first = cases[0]
+    switches = [switch for switch in live_switches() if {getattr(case, switch.name) for case in cases} == {False, True}]
     statuses = {(record.case.hook, record.status, record.reason) for record in run.training_records}
     return {
         "statuses": sorted(statuses),
         "settings": len(settings),
+        "switches": [switch.name for switch in switches],
         "accumulation": first.accumulation,
         "batch": first.batch_per_rank,
     }
@@ -225,12 +226,12 @@ def compressed() -> dict[str, Any]:
     """Return the distance of a training with hooks from one without, relative to the distance from the start."""
     way = Way()
     start = [tensor.clone() for tensor in make(way).module.state_dict().values()]
-    without = train(make(way), way)
+    without = train(make(way), way, 2 * STEPS)
     model, out = make(way), directory("compressed")
     own = [f"{Path(__file__).with_name('file_hooks.py')}:{name}" for name in ("make_pair", "make_nothing")]
     allow = ("none", "fp16", "topk:0.5", *own)
-    commbench.autotune(model, out=out, steps=TUNED, allow=allow, workload="compressed")
-    tuned = train(model, way)
+    commbench.autotune(model, out=out, steps=2 * TUNED, allow=allow, workload="compressed")
+    tuned = train(model, way, 2 * STEPS)
     moved = sum(
         float((first - second).norm())
         for first, second in zip(without, start, strict=True)
