@@ -142,8 +142,8 @@ def test_prometheus_understands_the_alerts_and_every_query(promtool: str, tmp_pa
 
 
 def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
-    """Fire for a slower interval, wrong data, a slow host, an old run and a missed expectation, not for equal times."""
-    expectation = "commbench_expectation"
+    """Fire for a slower interval, wrong data, a slow host, an old run, a missed expectation and a soak's events."""
+    expectation, event = "commbench_expectation", "commbench_soak_longest_event_seconds"
     case = 'benchmark="nightly",backend="gloo",operation="all_reduce",message_bytes="{}"'
     slower, equal = case.format(8), case.format(64)
     series = {  # a value a day
@@ -160,6 +160,10 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
         f'{expectation}{{benchmark="nightly",expectation="wrong = 0",outcome="not met"}}': "0x6 1x5",
         f'{expectation}{{benchmark="nightly",expectation="wrong = 0",outcome="met"}}': "1x6 0x5",
         f'{expectation}{{benchmark="nightly",expectation="stragglers = none",outcome="not tested"}}': "1x12",
+        f'{event}{{benchmark="nightly",kind="spike",scope="rank",ranks="1",host="n0"}}': "10x12",
+        f'{event}{{benchmark="nightly",kind="spike",scope="system"}}': "0.1x12",
+        'commbench_soak_drift_ci_low_ratio{benchmark="nightly",case="slower"}': "0.05x12",
+        'commbench_soak_drift_ci_low_ratio{benchmark="nightly",case="same"}': "-0.01x12",
     }
 
     def fires(rule: str, *labels: dict[str, str], benchmark: str = "nightly") -> dict[str, Any]:
@@ -179,6 +183,8 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
         fires("CommbenchTrainingSlowerThanLastWeek"),
         fires("CommbenchExpectationNotMet", {"expectation": "wrong = 0", "outcome": "not met"}),
         fires("CommbenchExpectationUndecided", {"expectation": "stragglers = none", "outcome": "not tested"}),
+        fires("CommbenchSoakEvent", {"kind": "spike", "scope": "rank", "ranks": "1", "host": "n0"}),
+        fires("CommbenchSoakDrift", {"case": "slower"}),
     ]
     assert {rule["alert"] for rule in rules()} == {each["alertname"] for each in tests}
     bare = {"groups": [{"name": "bare", "rules": [{**rule, "annotations": {}} for rule in rules()]}]}

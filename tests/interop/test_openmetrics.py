@@ -25,7 +25,8 @@ from commbench.results import Run, load_run
 
 RESULTS = Path(__file__).parents[2] / "results"
 #: Kept runs that have something of every kind of metric.
-KEPT = ("bench_xeon2core_20261121", "matrix_slow_host_xeon2core_20261121", "patterns_1gbit_xeon2core_20261121")
+SOAK = "soak_200mbit_xeon2core_20261125"
+KEPT = ("bench_xeon2core_20261121", "matrix_slow_host_xeon2core_20261121", "patterns_1gbit_xeon2core_20261121", SOAK)
 LINE = re.compile(r'(\w+)\{((?:\w+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} (\S+)')
 UNESCAPED = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 LABEL = re.compile(r'(\w+)="((?:[^"\\\n]|\\[\\"n])*)"')
@@ -236,6 +237,28 @@ def test_promtool_finds_nothing_wrong(name: str) -> None:
         [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
     )
     assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
+
+
+# -------------------------------------------------------------------------------------------------------- a soak
+
+
+def test_a_soak_names_its_events_and_drift() -> None:
+    """State the number of events by kind, the longest of each origin and the drift as a share."""
+    run = load_run(RESULTS / SOAK)
+    samples = [each for each in metrics_of(run) if each.name.startswith("commbench_soak")]
+    found = {(each.name, *each.labels.values()): each.value for each in samples}
+    prefix, case = "commbench_soak_", "gloo all_reduce 64 KiB float32 sum"
+    assert found == {
+        (f"{prefix}seconds",): pytest.approx(1200, abs=60),
+        (f"{prefix}events", "spike"): 2,
+        (f"{prefix}events", "failed"): 0,
+        (f"{prefix}events", "hung"): 0,
+        (f"{prefix}longest_event_seconds", "spike", "system", "", ""): 60.48,
+        (f"{prefix}longest_event_seconds", "spike", "rank", "1", "host1"): 10.252,
+        (f"{prefix}drift_ratio", case): pytest.approx(-0.000930566, rel=1e-5),
+        (f"{prefix}drift_ci_low_ratio", case): pytest.approx(-0.00428562, rel=1e-5),
+        (f"{prefix}drift_ci_high_ratio", case): pytest.approx(0.0023589, rel=1e-5),
+    }
 
 
 # ------------------------------------------------------------------------------------------------------ the file

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from commbench.analysis.expectations import Answer
-from commbench.analysis.runs import straggler_findings
+from commbench.analysis.runs import soak_results, straggler_findings
 from commbench.ddp.plan.records import TrainingRow
 from commbench.engine.flags import split_flags
 from commbench.engine.records import Row, Status
@@ -23,6 +23,7 @@ from commbench.interop.exports.common import (
     training_labels,
 )
 from commbench.interop.exports.samples import Metric, Sample, sample
+from commbench.interop.exports.soak import SOAK, samples_of_soak
 from commbench.results import Run
 from commbench.results.info import is_complete
 from commbench.results.recommendation import Recommendation
@@ -143,6 +144,7 @@ METRICS: Mapping[str, Metric] = {
             help="High end of the interval of commbench_recommendation_speedup_ratio.",
             labels=_WINNER,
         ),
+        *SOAK,
         *ACCEPTANCE,
     )
 }
@@ -153,7 +155,7 @@ def metrics_of(run: Run, answers: Iterable[Answer] = ()) -> list[Sample]:
     samples = [*_of_run(run), *_of_collectives(run.rows), *_of_training(run.training_rows), *_of_stragglers(run)]
     if run.recommendation:
         samples += _of_recommendation(run.recommendation)
-    samples += samples_of_answers(answers)
+    samples += [*samples_of_soak(soak_results(run)), *samples_of_answers(answers)]
     order = {name: position for position, name in enumerate(METRICS)}
     return sorted(samples, key=lambda each: order[each.name])
 
