@@ -316,7 +316,8 @@ class _SoakRun(_StageRun):
         slices = request.slices(request.cases)
         slice_s = min(request.budget.slice_s, left_s / slices)
         plan = plan_launch(request, records, number, slice_s=slice_s, deadline_s=left_s)
-        launches = max(1, math.ceil(left_s / (slices * request.budget.slice_s)))
+        length_s = slices * request.budget.slice_s
+        launches = 1 + max(0, math.ceil((left_s - length_s) / (length_s + self.times.startup_s)))
         cases = len(request.cases)
         remaining = Remaining(
             cases=launches * cases, slices=launches * slices, launches=launches, total=(number + launches) * cases
