@@ -18,6 +18,8 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int], Any]] = {
     "student t2": lambda rng, n: rng.standard_t(2, n),
     "blocky": lambda rng, n: rng.standard_normal(n) * np.where(np.arange(n) // 500 % 20 == 3, 100, 1),
     "all large ones first": lambda rng, n: rng.standard_normal(n) * np.where(np.arange(n) < n // 30, 100, 1),
+    "large ones in the sample": lambda rng, n: rng.standard_normal(n) * np.where(np.arange(n) % 4096 < 64, 100, 1),
+    "small ones in the sample": lambda rng, n: rng.standard_normal(n) * np.where(np.arange(n) % 4096 < 64, 1, 100),
     "ascending": lambda _, n: np.arange(n) / n,
     "mostly zeros": lambda rng, n: rng.standard_normal(n) * (rng.random(n) < 0.004),
     "all equal": lambda _, n: np.full(n, -0.3),

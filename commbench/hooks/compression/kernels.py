@@ -1,9 +1,10 @@
-"""The compiled loops of top-k: selection of elements, exact, in two passes, without sorting or sampling; and chunks.
+"""The compiled loops of top-k: selection of elements, exact, in two passes and without sorting; and chunks.
 
 The elements are divided into blocks of up to 32. The k-th largest of the blocks' maxima is the threshold. At least k
 elements reach it, one in each of k blocks, and fewer than k blocks hold an element above it. So the elements above the
 threshold are few: 1.2 k at a density of 1 % if large elements are scattered, and never 32 k. They contain the k largest
-elements, except elements equal to the threshold. All further work is on these few.
+elements, except elements equal to the threshold. All further work is on these few. Where large elements lie together, a
+sample gives a higher threshold. If fewer than k elements reach that one, the threshold of the blocks is used after all.
 
 Elements are compared by the bits of their magnitude, which order floats as absolute values do. Denormals and ties are
 exact, and infinity and NaN are above everything finite.
@@ -41,6 +42,8 @@ LANES = 64
 ALL_LANES = np.uint64(2**LANES - 1)
 #: Elements that are added and then compared while they are in the nearest cache.
 CHUNK = 4096
+#: The sample is the first SAMPLED of every SAMPLED_OF elements.
+SAMPLED, SAMPLED_OF = 64, 4096
 #: Radix selection looks at 11, 10 and 10 bits: (shift, width).
 DIGITS = ((20, 11), (10, 10), (0, 10))
 #: Copies of each counter, so that counting equal elements does not wait for the previous count.
@@ -69,6 +72,10 @@ class Scratch(NamedTuple):
     """Positions of the elements above the threshold."""
     magnitudes: Words
     """Their magnitudes."""
+    equal: Words
+    """Elements equal to the threshold, in each CHUNK."""
+    sample: Words
+    """Magnitudes of some elements."""
     histogram: Words
 
 
@@ -84,6 +91,8 @@ def make_scratch(n: int, k: int) -> Scratch:
         maxima=np.empty(matrices * COLUMNS + left, dtype=np.int32),
         positions=np.empty(above, dtype=np.int32),
         magnitudes=np.empty(above, dtype=np.int32),
+        equal=np.empty(-(-n // CHUNK), dtype=np.int32),
+        sample=np.empty(n // SAMPLED_OF * SAMPLED, dtype=np.int32),
         histogram=make_histogram(),
     )
 
@@ -132,15 +141,54 @@ def _lanes_above(_typing: Any, words: Any, _start: Any, _level: Any) -> Any:  # 
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
         vector = ir.VectorType(ir.IntType(32), LANES)
-        undefined = ir.Constant(vector, ir.Undefined)
         array = context.make_array(signature.args[0])(context, builder, values[0])
         pointer = builder.bitcast(builder.gep(array.data, [values[1]]), vector.as_pointer())
-        magnitudes = builder.and_(builder.load(pointer, align=4), ir.Constant(vector, [MAGNITUDE] * LANES))
-        level = builder.insert_element(undefined, values[2], ir.IntType(32)(0))
-        level = builder.shuffle_vector(level, undefined, ir.Constant(vector, [0] * LANES))
-        return builder.bitcast(builder.icmp_signed(">", magnitudes, level), ir.IntType(LANES))
+        return _exceeding(builder, builder.load(pointer, align=4), values[2])
 
     return types.uint64(words, types.intp, types.int32), generate
+
+
+@intrinsic
+def _add_lanes(
+    _typing: Any,  # noqa: ANN401 - numba's own protocol
+    gradient: Any,  # noqa: ANN401
+    residual: Any,  # noqa: ANN401
+    into: Any,  # noqa: ANN401
+    _start: Any,  # noqa: ANN401
+    _level: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    """Write gradient + residual of LANES elements from ``start``; return two masks as `_lanes_above` does.
+
+    The first is of the elements above ``level``, the second of those above ``level`` - 1. Additions and comparisons
+    wait for memory together, which takes half as long as one loop for each.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
+        floats, words = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
+
+        def point(argument: int) -> Any:  # noqa: ANN401 - as above
+            array = context.make_array(signature.args[argument])(context, builder, values[argument])
+            return builder.bitcast(builder.gep(array.data, [values[3]]), floats.as_pointer())
+
+        total = builder.fadd(builder.load(point(0), align=4), builder.load(point(1), align=4))
+        builder.store(total, point(2), align=4)
+        total = builder.bitcast(total, words)
+        before = builder.sub(values[4], ir.IntType(32)(1))
+        masks = [_exceeding(builder, total, level) for level in (values[4], before)]
+        return context.make_tuple(builder, signature.return_type, masks)
+
+    masks = types.UniTuple(types.uint64, 2)
+    return masks(gradient, residual, into, types.intp, types.int32), generate
+
+
+def _exceeding(builder: Any, words: Any, level: Any) -> Any:  # noqa: ANN401 - numba's own protocol
+    """Return LANES bits: which of a vector's magnitudes exceed ``level``."""
+    vector = ir.VectorType(ir.IntType(32), LANES)
+    undefined = ir.Constant(vector, ir.Undefined)
+    magnitudes = builder.and_(words, ir.Constant(vector, [MAGNITUDE] * LANES))
+    levels = builder.insert_element(undefined, level, ir.IntType(32)(0))
+    levels = builder.shuffle_vector(levels, undefined, ir.Constant(vector, [0] * LANES))
+    return builder.bitcast(builder.icmp_signed(">", magnitudes, levels), ir.IntType(LANES))
 
 
 @intrinsic
@@ -235,6 +283,21 @@ def _find_kth(magnitudes: Words, k: int, histogram: Words) -> tuple[int, int]:
 
 
 @njit(nogil=True, cache=True)
+def _sampled_level(gradient: Floats, residual: Floats | None, k: int, sample: Words, histogram: Words) -> int:
+    """Return a magnitude that k elements probably reach, by the sample; 0 if the sample is too small for that."""
+    expected = k * sample.shape[0] / gradient.shape[0]
+    rank = int(1.25 * expected + 4 * np.sqrt(expected) + 4)
+    if rank > sample.shape[0]:
+        return 0
+    for run in range(sample.shape[0] // SAMPLED):
+        for i in range(SAMPLED):
+            at = run * SAMPLED_OF + i
+            word = _word(gradient[at]) if residual is None else _word(gradient[at] + residual[at])
+            sample[run * SAMPLED + i] = word & MAGNITUDE
+    return _find_kth(sample, rank, histogram)[0]
+
+
+@njit(nogil=True, cache=True)
 def _sum(gradient: Floats, residual: Floats, into: Floats) -> None:
     """Write gradient + residual; two loops, because a loop that may be in place is not vectorised."""
     if residual.ctypes.data == into.ctypes.data:
@@ -256,14 +319,19 @@ def _collect(
     words, above, equal = source.view(np.int32), 0, 0
     masks, starts = np.empty(CHUNK // LANES + 1, dtype=np.uint64), np.empty(CHUNK // LANES + 1, dtype=np.int64)
     for chunk in range(0, source.shape[0], CHUNK):
-        end, nonzero = min(chunk + CHUNK, source.shape[0]), 0
-        if gradient is not None and residual is not None:
-            _sum(gradient[chunk:end], residual[chunk:end], source[chunk:end])
+        end, nonzero, before = min(chunk + CHUNK, source.shape[0]), 0, equal
         for start in range(chunk, end, LANES):  # without a branch, which would often be mispredicted
-            mask = _above(words, start, threshold)
-            equal += _ones(_above(words, start, threshold - 1) & ~mask)
+            if gradient is None or residual is None:
+                mask, at_least = _above(words, start, threshold), _above(words, start, threshold - 1)
+            elif start + LANES <= end:
+                mask, at_least = _add_lanes(gradient, residual, source, start, np.int32(threshold))
+            else:
+                _sum(gradient[start:end], residual[start:end], source[start:end])
+                mask, at_least = _above(words, start, threshold), _above(words, start, threshold - 1)
+            equal += _ones(at_least & ~mask)
             masks[nonzero], starts[nonzero] = mask, start
             nonzero += mask != 0
+        scratch.equal[chunk // CHUNK] = equal - before
         for j in range(nonzero):
             mask = masks[j]
             while mask != 0:
@@ -275,10 +343,20 @@ def _collect(
 
 
 @njit(nogil=True, cache=True)
-def _take_equal(words: Words, level: int, low: int, high: int, taken: Words) -> int:
-    """Write positions of elements equal to ``level``, numbers ``low`` to ``high`` - 1, to ``taken``; return a count."""
-    number, count = 0, 0
-    for start in range(0, words.shape[0], LANES):
+def _take_equal(  # noqa: PLR0917 - numba compiles positional arguments only
+    words: Words, counts: Words, level: int, low: int, high: int, taken: Words
+) -> int:
+    """Write positions of elements equal to ``level``, numbers ``low`` to ``high`` - 1, to ``taken``; return a count.
+
+    ``counts`` has the number of such elements in each CHUNK, or is empty.
+    """
+    number, count, begin = 0, 0, 0
+    for in_chunk in counts:
+        if number + in_chunk > low:
+            break
+        number += in_chunk
+        begin += CHUNK
+    for start in range(begin, words.shape[0], LANES):
         mask = _above(words, start, level - 1) & ~_above(words, start, level)
         if number + _ones(mask) <= low:
             number += _ones(mask)
@@ -295,13 +373,15 @@ def _take_equal(words: Words, level: int, low: int, high: int, taken: Words) -> 
 
 
 @njit(nogil=True, cache=True)
-def _choose_equal(words: Words, level: int, equal: int, step: int, chosen: Words) -> None:
+def _choose_equal(  # noqa: PLR0917 - as `_take_equal`
+    words: Words, counts: Words, level: int, equal: int, step: int, chosen: Words
+) -> None:
     """Fill ``chosen`` with positions of the ``equal`` elements equal to ``level``, rotating from step to step."""
     first = (step % equal) * chosen.shape[0] % equal
     last = first + chosen.shape[0]
-    count = _take_equal(words, level, first, min(last, equal), chosen)
+    count = _take_equal(words, counts, level, first, min(last, equal), chosen)
     if last > equal:
-        _take_equal(words, level, 0, last - equal, chosen[count:])
+        _take_equal(words, counts, level, 0, last - equal, chosen[count:])
 
 
 @njit(nogil=True, cache=True)
@@ -310,8 +390,13 @@ def _choose(  # noqa: PLR0917 - as `select`
 ) -> int:
     """Make ``source`` as `_collect` does, fill ``chosen`` from it and return how many of these are not zero."""
     k = chosen.shape[0]
-    level, _ = _find_kth(scratch.maxima, k, scratch.histogram)
+    least, _ = _find_kth(scratch.maxima, k, scratch.histogram)
+    sampled = _sampled_level(source if gradient is None else gradient, residual, k, scratch.sample, scratch.histogram)
+    level = max(least, sampled)
     above, equal = _collect(gradient, residual, source, level, scratch)
+    if above + equal < k:
+        level = least
+        above, equal = _collect(None, None, source, level, scratch)
     magnitudes = scratch.magnitudes[:above]
     if above >= k:
         level, equal = _find_kth(magnitudes, k, scratch.histogram)
@@ -322,9 +407,9 @@ def _choose(  # noqa: PLR0917 - as `select`
     if level == 0:
         return taken
     if above < k:
-        _choose_equal(source.view(np.int32), level, equal, step, chosen[taken:])
+        _choose_equal(source.view(np.int32), scratch.equal, level, equal, step, chosen[taken:])
         return k
-    _choose_equal(magnitudes, level, equal, step, chosen[taken:])
+    _choose_equal(magnitudes, scratch.equal[:0], level, equal, step, chosen[taken:])
     for slot in range(taken, k):
         chosen[slot] = scratch.positions[chosen[slot]]
     return k
