@@ -245,7 +245,7 @@ def test_figures_of_selection() -> None:
     fast, gains, additions = (
         [float(line[name]) for line in lines] for name in ("commbench_ms", "speedup", "additions")
     )
-    assert f"{min(fast):.0f} to {max(fast):.0f} ms" in text
+    assert f"{min(fast):.1f} to {max(fast):.1f} ms" in text
     assert f"{min(gains):.1f} to {max(gains):.1f} times" in text
     assert f"{min(additions):.1f} to {max(additions):.1f} additions" in text
 
