@@ -125,10 +125,13 @@ def launch_value(record: Record) -> float:
 def extended(record: Record, visit: Record) -> Record:
     """Return the record of a launch with one more visit; a visit without result takes the place of all before it.
 
-    A disturbed visit is counted only: another one has taken its place.
+    A disturbed visit is counted only: another one has taken its place. So is a visit of which every repetition started
+    late.
     """
     if visit.disturbed and record.status == "ok":
         return replace(record, disturbed=record.disturbed + visit.disturbed)
+    if visit.status == "ok" and not len(visit.times_us) and record.status != "ok":
+        return replace(record, late_discarded=record.late_discarded + visit.late_discarded)
     if visit.status != "ok" or record.status != "ok":
         return replace(visit, visit=0)
     lengths = [len(record.times_us), len(visit.times_us)]

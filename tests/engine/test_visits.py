@@ -136,6 +136,18 @@ def test_the_first_launch_plans_the_visits_of_the_others() -> None:
     assert settings_after(dataclasses.replace(record, times_us=[]), QUICK) is None
 
 
+def test_visits_that_only_started_late_leave_the_launch_to_the_others() -> None:
+    """Stay failed while every repetition of every visit started late; take the first visit that has times."""
+    plain = visited([1.0, 2.0])
+    nothing = {"times_us": [], "rank_mean_us": [], "rank_median_us": [], "rank_slowest": []}
+    late = dataclasses.replace(plain, **nothing, visit=2, visit_lengths=[0], late_discarded=16)
+    failed = dataclasses.replace(late, visit=1, status="failed", visit_lengths=[], late_discarded=19)
+    still_failed = extended(failed, late)
+    assert ("failed", 35) == (still_failed.status, still_failed.late_discarded)
+    assert ("ok", [1.0, 2.0]) == ((record := extended(still_failed, plain)).status, record.times_us)
+    assert [1.0, 2.0, 4.0] == extended(extended(record, late), visited([4.0])).times_us
+
+
 def test_later_launches_follow_the_plan() -> None:
     """Make the planned visits of the planned length in every later launch."""
     records = FakeRun(script=Script(noise=0.05, tail=0.0), visits=24).launches([fake_case()], 3)
