@@ -13,7 +13,8 @@ from torch.nn import functional
 def workload(seed: int, rank: int, world_size: int, batch_size: int = 64) -> tuple[nn.Module, object, object]:
     """Fit a small network to the sine function."""
     torch.manual_seed(seed)  # all ranks begin with the same weights
-    model = nn.Sequential(nn.Linear(1, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 1))
+    hidden = [layer for inputs in (1, 256) for layer in (nn.Linear(inputs, 256), nn.BatchNorm1d(256), nn.Tanh())]
+    model = nn.Sequential(*hidden, nn.Linear(256, 1))
 
     inputs = torch.linspace(-3.0, 3.0, 4096)[rank::world_size, None]  # every rank has its own share of the data
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
