@@ -143,7 +143,7 @@ FLAGS: Mapping[str, Flag] = {
         Flag(
             name="harness",
             mark="h",
-            meaning=f"{OVERHEAD} (harness_us), in older Gloo rows with torch's call, is more than 5 % of the time",
+            meaning=f"{OVERHEAD} (harness_us) is more than 5 % of the time",
             brief=f"{{overhead}} is {OVERHEAD}{{and_framework}}",
             severity="medium",
             priority=13,

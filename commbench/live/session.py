@@ -33,7 +33,7 @@ from commbench.live.ranks import Ranks, gather_conditions
 from commbench.live.switching import (
     COMPILED,
     Prepared,
-    Switch,
+    Switcher,
     cap_of,
     is_compiled,
     own_hooks,
@@ -82,7 +82,7 @@ class LiveTuning:
         self._model = ddp_model
         self._ranks: Ranks | None = None
         """None before the set-up."""
-        self._switch: Switch | None = None
+        self._switcher: Switcher | None = None
         self._settings: Sequence[TrainingCase] = ()
         self._instruction = Instruction(Order.BLOCK)
         self._block_from = 0
@@ -114,7 +114,7 @@ class LiveTuning:
     @property
     def has_run(self) -> bool:
         """Whether a run directory was begun."""
-        return self._switch is not None
+        return self._switcher is not None
 
     def release(self, reason: str, *, restores: bool = False) -> None:
         """End the tuning for a reason that all ranks have at the same place of the script.
@@ -125,7 +125,7 @@ class LiveTuning:
         """
         if self.is_over:
             return
-        if restores and self._switch is not None:
+        if restores and self._switcher is not None:
             self._change_to(self._settings[0], is_trial=False)
         if dist.get_rank(self._model.process_group) == 0:
             say(f"{self._doing} is over, because {reason}. The training goes on with its own setting.")
@@ -188,7 +188,7 @@ class LiveTuning:
             self.release(reason)
             return
         self._settings = [TrainingCase.from_key(key) for key in keys]
-        self._switch = Switch(self._model, self._settings[0], file_hooks=self.options.file_hooks)
+        self._switcher = Switcher(self._model, self._settings[0], file_hooks=self.options.file_hooks)
         if self.options.witness:
             with contextlib.suppress(OSError):  # the command waits on another host
                 Path(self.options.witness).touch()
@@ -273,12 +273,12 @@ class LiveTuning:
 
     def _change_to(self, setting: TrainingCase, *, is_trial: bool) -> bool:
         """Exchange the reducer on all ranks, or on none if a rank cannot; return whether the setting is in use."""
-        assert self._switch is not None  # noqa: S101 - made in the set-up
-        if setting == self._switch.current and (is_trial or not self._switch.is_trial):
+        assert self._switcher is not None  # noqa: S101 - made in the set-up
+        if setting == self._switcher.current and (is_trial or not self._switcher.is_trial):
             return True
         prepared, failure = self._prepare(setting, is_trial=is_trial)
         if self._assembled.can_all(prepared is not None) and prepared is not None:
-            self._switch.commit(prepared)
+            self._switcher.commit(prepared)
             if self._parts is not None and prepared.hook is not None:
                 self._parts.observe(prepared.hook)
             return True
@@ -287,9 +287,9 @@ class LiveTuning:
         return False
 
     def _prepare(self, setting: TrainingCase, *, is_trial: bool) -> tuple[Prepared | None, str]:
-        assert self._switch is not None  # noqa: S101 - as above
+        assert self._switcher is not None  # noqa: S101 - as above
         try:
-            return self._switch.prepare(setting, is_trial=is_trial), ""
+            return self._switcher.prepare(setting, is_trial=is_trial), ""
         except Exception as error:  # noqa: BLE001 - the setting is left out
             return None, str(error)
 

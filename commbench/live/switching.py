@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from commbench.ddp.plan.cases import DEFAULT_CAP, SWITCHES, TrainingCase, canonical_cap
-from commbench.ddp.plan.cases import Switch as DdpSwitch
+from commbench.ddp.plan.cases import DEFAULT_CAP, SWITCHES, Switch, TrainingCase, canonical_cap
 from commbench.ddp.plan.layout import MIB, caps_bytes
 from commbench.hooks import Hook, make_hook
 from commbench.hooks.registry import hook_source
@@ -45,14 +44,12 @@ _SAME_NAME = (
     "skip_all_reduce_unused_params",
     "batched_grad_copy",
 )
-#: Switches that leave every gradient as it is and can change between two steps.
-_LIVE_SWITCHES = ("bucket_view", "batched_grad_copy")
 
 
-def live_switches() -> list[DdpSwitch]:
-    """Return the switches that this torch can change between two steps without changing a gradient."""
+def live_switches() -> list[Switch]:
+    """Return the switches that can change between two steps and that this torch has."""
     parameters = inspect.signature(DistributedDataParallel.__init__).parameters
-    return [switch for switch in SWITCHES if switch.name in _LIVE_SWITCHES and switch.argument in parameters]
+    return [switch for switch in SWITCHES if switch.is_live and switch.argument in parameters]
 
 
 def why_untunable(ddp_model: DistributedDataParallel) -> str:
@@ -165,7 +162,7 @@ class Prepared:
     """The hook that the case asks for; None: the script's own hook, if it has one."""
 
 
-class Switch:
+class Switcher:
     """Exchanges the reducer of one DDP model.
 
     Args:

@@ -243,7 +243,7 @@ def test_promtool_finds_nothing_wrong(name: str) -> None:
 
 
 def test_a_soak_names_its_events_and_drift() -> None:
-    """State the number of events by kind, the longest of each origin and the drift as a share."""
+    """State the number of events by kind, the longest by rank and the drift as a share."""
     run = load_run(RESULTS / SOAK)
     samples = [each for each in metrics_of(run) if each.name.startswith("commbench_soak")]
     found = {(each.name, *each.labels.values()): each.value for each in samples}

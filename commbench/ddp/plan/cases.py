@@ -44,14 +44,16 @@ class Switch(NamedTuple):
     label: str
     """The same in a table."""
     default: bool = False
+    is_live: bool = False
+    """Whether it can change between two steps of a training without changing a gradient."""
 
 
 SWITCHES = (
-    Switch("bucket_view", "gradient_as_bucket_view", "bucket views", "views"),
+    Switch("bucket_view", "gradient_as_bucket_view", "bucket views", "views", is_live=True),
     Switch("static_graph", "static_graph", "static graph", "static"),
     Switch("unused_parameters", "find_unused_parameters", "unused parameters", "unused"),
     Switch("broadcast_buffers", "forward_sync_buffers", "no broadcast of buffers", "no broadcast", default=True),
-    Switch("batched_grad_copy", "batched_grad_copy", "batched copies", "batched"),
+    Switch("batched_grad_copy", "batched_grad_copy", "batched copies", "batched", is_live=True),
 )
 
 

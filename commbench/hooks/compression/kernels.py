@@ -159,8 +159,8 @@ def _add_lanes(
 ) -> Any:  # noqa: ANN401
     """Write gradient + residual of LANES elements from ``start``; return two masks as `_lanes_above` does.
 
-    The first is of the elements above ``level``, the second of those above ``level`` - 1. Additions and comparisons
-    wait for memory together, which takes half as long as one loop for each.
+    The first has the elements above ``level``, the second those above ``level`` - 1. The comparisons are made while the
+    additions wait for memory.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401 - as above
@@ -320,13 +320,12 @@ def _collect(
     masks, starts = np.empty(CHUNK // LANES + 1, dtype=np.uint64), np.empty(CHUNK // LANES + 1, dtype=np.int64)
     for chunk in range(0, source.shape[0], CHUNK):
         end, nonzero, before = min(chunk + CHUNK, source.shape[0]), 0, equal
-        for start in range(chunk, end, LANES):  # without a branch, which would often be mispredicted
-            if gradient is None or residual is None:
-                mask, at_least = _above(words, start, threshold), _above(words, start, threshold - 1)
-            elif start + LANES <= end:
+        for start in range(chunk, end, LANES):  # without a branch on the masks, which would often be mispredicted
+            if gradient is not None and residual is not None and start + LANES <= end:
                 mask, at_least = _add_lanes(gradient, residual, source, start, np.int32(threshold))
             else:
-                _sum(gradient[start:end], residual[start:end], source[start:end])
+                if gradient is not None and residual is not None:
+                    _sum(gradient[start:end], residual[start:end], source[start:end])
                 mask, at_least = _above(words, start, threshold), _above(words, start, threshold - 1)
             equal += _ones(at_least & ~mask)
             masks[nonzero], starts[nonzero] = mask, start

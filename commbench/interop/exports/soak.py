@@ -1,4 +1,4 @@
-"""What a soak found, as metrics: events by kind, the longest of each origin, and drift."""
+"""The results of a soak as metrics: events by kind, the longest by rank, and drift."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from commbench.results.tables import rows_by
 
 #: Kinds of events, see `EventRow`.
 KINDS = ("spike", "failed", "hung")
-_ORIGIN = ("kind", "scope", "ranks", "host")
+_EVENT = ("kind", "scope", "ranks", "host")
 _DRIFT = "commbench_soak_drift"
 
 #: Metrics of a soak, in output order.
@@ -21,8 +21,8 @@ SOAK = (
     Metric(name="commbench_soak_events", help="Spikes and failed launches of a soak.", labels=("kind",)),
     Metric(
         name="commbench_soak_longest_event_seconds",
-        help="Duration of the longest event of each origin; only for those that there are.",
-        labels=_ORIGIN,
+        help="Duration of the longest event with these labels; no sample without an event.",
+        labels=_EVENT,
     ),
     Metric(
         name=f"{_DRIFT}_ratio",
@@ -45,14 +45,14 @@ def samples_of_soak(soak: Soak | None) -> Iterable[Sample]:
 
 
 def _of_events(events: Sequence[EventRow]) -> Iterable[Sample]:
-    """Yield the number of events of each kind, 0 too, and the longest of each origin."""
+    """Yield the number of events of each kind, 0 too, and the longest with each set of labels."""
     counts = Counter(event.kind for event in events)
     for kind in KINDS:
         yield sample("commbench_soak_events", {"kind": kind}, counts[kind])
-    by_origin = rows_by(events, lambda event: tuple(getattr(event, name) for name in _ORIGIN))
-    for origin, members in by_origin.items():
+    by_labels = rows_by(events, lambda event: tuple(getattr(event, name) for name in _EVENT))
+    for labels, members in by_labels.items():
         longest_s = max(event.duration_s or 0.0 for event in members)
-        yield sample("commbench_soak_longest_event_seconds", dict(zip(_ORIGIN, origin, strict=True)), longest_s)
+        yield sample("commbench_soak_longest_event_seconds", dict(zip(_EVENT, labels, strict=True)), longest_s)
 
 
 def _of_drift(drift: DriftRow) -> Iterable[Sample]:
