@@ -84,7 +84,7 @@ class Task:
         """Text such as ``60 cases on 2 ranks in 6 launches, then ...``."""
         parts = [
             f"{counted(len(request.cases), 'case')} on {counted(request.ranks, 'rank')} "
-            f"in {counted(request.budget.launches, 'launch')}"
+            f"in {'' if request.aim_s is None else 'up to '}{counted(request.budget.launches, 'launch')}"
             + (f" of each of {len(request.envs)} environments" if len(request.envs) > 1 else "")
             for request in self.requests
         ]

@@ -6,7 +6,6 @@ share a state of the machine, so that one long stretch says less about a launch 
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ import numpy as np
 
 from commbench.engine.flags import raised_flags
 from commbench.engine.records import Clocks, FixedSettings, GroupTimes, Record
-from commbench.stats import StoppingRule, Values, is_bimodal
+from commbench.stats import StoppingRule, Values, is_bimodal, median
 from commbench.stats.budgets import Budget
 from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS, components_of, plan_visits
 
@@ -119,7 +118,7 @@ def visit_times(record: Record) -> list[Values]:
 
 def launch_value(record: Record) -> float:
     """Return the time of a launch in microseconds: the median over visits of the median over repetitions."""
-    return statistics.median(float(np.median(visit)) for visit in visit_times(record))
+    return median([median(np.asarray(visit).tolist()) for visit in visit_times(record)])
 
 
 def extended(record: Record, visit: Record) -> Record:

@@ -189,8 +189,8 @@ def _broken_last(request: RunRequest, records: Sequence[AnyRecord], launch: int)
 def fixed_settings(records: Iterable[AnyRecord], budget: Budget) -> dict[str, FixedSettings]:
     """Return by case key the settings that the lowest launch of a collective has fixed for all others."""
     ordered = sorted(collective_records(records), key=lambda record: record.launch, reverse=True)
-    by_key = {record.case.key: settings_after(record, budget) for record in ordered if record.status == "ok"}
-    return {key: settings for key, settings in by_key.items() if settings}
+    lowest = {record.case.key: record for record in ordered if record.status == "ok"}
+    return {key: settings for key, record in lowest.items() if (settings := settings_after(record, budget))}
 
 
 def steps_of_blocks(records: Iterable[AnyRecord]) -> int | None:

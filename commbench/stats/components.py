@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 
 from commbench.stats.budgets import Budget
-from commbench.stats.intervals import Values
+from commbench.stats.intervals import Values, median, quantiles
 
 #: Variance of a median over that of a mean of the same normal values.
 MEDIAN_FACTOR = math.pi / 2
@@ -49,11 +49,12 @@ class VisitPlan:
 
 def components_of(launches: Sequence[Sequence[Values]]) -> Components:
     """Return the components of the times above 0 of each visit of each launch."""
-    logs = [[np.log(np.asarray(visit, dtype=float)) for visit in launch if len(visit)] for launch in launches]
+    logs = [[np.log(np.asarray(visit, dtype=float)).tolist() for visit in launch if len(visit)] for launch in launches]
     visits = [visit for launch in logs for visit in launch]
-    repetition = float(np.mean([_variance(visit) for visit in visits]))
-    of_median = float(np.mean([MEDIAN_FACTOR * _variance(visit) / len(visit) for visit in visits]))
-    medians = [np.array([np.median(visit) for visit in launch]) for launch in logs]
+    variances = np.array([_variance(visit) for visit in visits])
+    repetition = float(variances.mean())
+    of_median = float(np.mean(MEDIAN_FACTOR * variances / [len(visit) for visit in visits]))
+    medians = [np.array([median(visit) for visit in launch]) for launch in logs]
     several = [values for values in medians if len(values) > 1]
     between_visits = float(np.mean([values.var(ddof=1) for values in several])) if several else None
     between_launches = None
@@ -68,8 +69,8 @@ def components_of(launches: Sequence[Sequence[Values]]) -> Components:
 
 
 def _variance(logs: Values) -> float:
-    lower, upper = np.percentile(logs, (25, 75))
-    return float((upper - lower) / _QUARTILES) ** 2
+    lower, upper = quantiles(logs, (0.25, 0.75))
+    return ((upper - lower) / _QUARTILES) ** 2
 
 
 def plan_visits(

@@ -184,6 +184,21 @@ def test_a_dry_run_lists_cases(commbench: Command, sizes: str, expected: list[st
     assert before == commbench.files()
 
 
+@pytest.mark.parametrize(
+    ("options", "launches"),
+    [
+        ("", "up to 10 launches"),
+        ("--launches 7", "7 launches"),
+        ("--budget standard", "10 launches"),
+    ],
+)
+def test_a_quick_bench_makes_more_launches_than_a_quick_run(commbench: Command, options: str, launches: str) -> None:
+    """Plan launches beyond the budget only where neither a budget nor their number was named."""
+    outcome = commbench(f"bench --no-train --backend mpi -n 2 {options} --dry-run")
+    assert (0, "") == (outcome.code, outcome.err)
+    assert f"cases on 2 ranks in {launches}, " in outcome.out
+
+
 def test_ranks_may_share_cores_on_request(commbench: Command) -> None:
     """Accept more ranks than slots with --oversubscribe."""
     outcome = commbench("run -c all_reduce --backend mpi --sizes 8 -n 5 --oversubscribe --dry-run")
