@@ -17,7 +17,7 @@ from commbench.live.command import attach_to, find_program, name_of
 from commbench.live.options import LiveOptions, checked_then
 
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Run directory; by default results/watch-NAME-TIME.")
+    Path | None, typer.Option("--out", metavar="DIR", help="Run directory; by default results/TIME-watch-NAME-HOST.")
 ]
 Steps = Annotated[
     int | None,

@@ -70,6 +70,8 @@ class Sampler:
     _ends: float = field(default=0.0, init=False)
     """When the repetitions of this visit have had their time."""
     _share_s: float = field(default=0.0, init=False)
+    _operation_s: float = field(default=0.0, init=False)
+    """Typical time of an operation at the end of the warm-up."""
     _pace_s: float = field(default=math.inf, init=False)
     """Time of one repetition and its synchronisation, from the last chunk."""
     _chunk_begun: float = field(default=0.0, init=False)
@@ -87,8 +89,8 @@ class Sampler:
         self.timer.sync.plan.reset()
         first = self._run(1, 1)
         if fixed:
-            times = self._run(fixed.warmups - 1, 1)
-            settings = fixed if fixed.visits else replace(fixed, visits=self._pilot_visits(times or first))
+            self._note_operation(self._run(fixed.warmups - 1, 1) or first)
+            settings = fixed if fixed.visits else replace(fixed, visits=self._pilot_visits())
             self.begin_visit(settings, is_first=True)
             return settings
         times = self._run(self._guesses(_typical_ns(first)), 1)
@@ -99,19 +101,23 @@ class Sampler:
             if not step.repetitions:
                 break
             times += self._run(step.repetitions, 1)
-        batch = batch_of(_typical_ns(times[-WARMUP_WINDOW:]), self.reading_ns)
-        visits = self._pilot_visits(times)
+        self._note_operation(times)
+        batch = batch_of(1e9 * self._operation_s, self.reading_ns)
+        visits = self._pilot_visits()
         settings = self.control.broadcast(FixedSettings(warmups=1 + len(times), batch=batch, visits=visits))
         self.begin_visit(settings, is_first=True)
         return settings
 
-    def _pilot_visits(self, times: Sequence[int]) -> int:
+    def _note_operation(self, times: Sequence[int]) -> None:
+        self._operation_s = _typical_ns(times[-WARMUP_WINDOW:]) / 1e9
+
+    def _pilot_visits(self) -> int:
         """Return the visits of a case whose components of variance are unknown, the same on all ranks."""
         if self.is_soak:
             return self.most_visits
         left_s = self.slice_s - self._elapsed()
-        operation_s = _typical_ns(times[-WARMUP_WINDOW:]) / 1e9
-        return self.control.broadcast_int(pilot_visits(self.most_visits, left_s=left_s, operation_s=operation_s))
+        visits = pilot_visits(self.most_visits, left_s=left_s, operation_s=self._operation_s)
+        return self.control.broadcast_int(visits)
 
     def begin_visit(self, settings: FixedSettings, *, is_first: bool) -> None:
         """Prepare for the repetitions of a visit, which has its share of the time slice; a later one is warmed up."""
@@ -122,7 +128,10 @@ class Sampler:
         )
         if is_first:
             self._share_s = (self.slice_s - self._elapsed()) / settings.visits
-        else:
+        if settings.visits > 1 and not settings.repetitions and not self.is_soak:
+            affordable = int(self._share_s / max(self._operation_s, 1e-9))
+            self._rule = replace(self._rule, minimum=max(self._rule.floor, min(self._rule.minimum, affordable)))
+        if not is_first:
             self.timer.sync.plan.reset()  # a wide slack tolerates late starts
             self._run(self._visit_warmups(settings), 1)
         self._ends = time.perf_counter() + self._share_s
@@ -230,7 +239,7 @@ class Sampler:
         return len(times) >= WARMUP_CAP or self._elapsed() > self._warm_up_s
 
     def _first_chunk(self, batch: int) -> int:
-        """Return the repetitions of the first chunk: the rule's minimum, or fewer if time is short."""
+        """Return the repetitions of the first chunk: the rule's minimum, fewer of a single visit if time is short."""
         if self._rule.relative_half_width is None:
             return max(self._rule.minimum, min(self._rule.maximum, math.ceil(self._least_span_s / self._pace_s)))
         times = self._run(1, batch)

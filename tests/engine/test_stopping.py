@@ -16,6 +16,7 @@ from commbench.engine.stopping import MAXIMUM_BATCH, MOST_TOGETHER, WARMUP_CAP, 
 from commbench.engine.timing.loops import Call, Repetitions
 from commbench.engine.timing.sync import Synchroniser, SyncPlan
 from commbench.stats import StoppingRule
+from commbench.stats.components import FEWEST_REPETITIONS, FEWEST_VISITS
 
 ENDLESS_S = 60.0
 RULE = StoppingRule(relative_half_width=0.05, ticks_s=1e-9)
@@ -113,6 +114,13 @@ def test_warm_up_ends_where_times_never_settle() -> None:
     """Stop warming up at the maximum."""
     settled, *_ = sample(lambda _r, i: 10_000 * 1.05**i if i < 400 else 10_000)
     assert WARMUP_CAP <= settled.warmups <= WARMUP_CAP + 41
+
+
+@pytest.mark.parametrize(("operation_s", "repetitions"), [(2.0, FEWEST_REPETITIONS), (0.035, 5), (0.001, 8)])
+def test_the_first_visits_of_a_long_operation_have_few_repetitions(operation_s: float, repetitions: int) -> None:
+    """Repeat in a visit of the first launch as often as its share of the time slice allows, within bounds."""
+    settled, samples, *_ = sample(lambda _r, _i: 1e9 * operation_s, slice_s=0.2 * FEWEST_VISITS, most_visits=4)
+    assert (FEWEST_VISITS, repetitions) == (settled.visits, samples.valid)
 
 
 def test_a_long_operation_is_tried_a_few_times_only() -> None:
