@@ -188,7 +188,7 @@ def place(tmp_path: Path, forked_python: str) -> Path:
         "compress.py": code("docs/extending.md", "# compress.py"),
         "my_suite.py": code("benchmarks/README.md", "from commbench import Sweep"),
         "accept.expect": (ROOT / "benchmarks" / "accept_node.expect").read_text(),
-        "hosts": "host0 slots=8\nhost1 slots=8\n",
+        "hosts": "host0 slots=8\nhost1 slots=8\nhost2 slots=8\nhost3 slots=8\n",
         "all_reduce.txt": nccl,
         "nccl.txt": re.sub(r"^#  Rank.*\n", "", nccl, flags=re.MULTILINE),
         "old.txt": (examples / "nccl_tests_old.txt").read_text(),
