@@ -52,8 +52,9 @@ FIGURES = {
     "matrix.png": ("matrix_slow_host", "matrix-bandwidth-1"),
     "settings.png": ("live_trainer_300mbit", "live"),
 }
-#: Themes of the kept runs behind the chart of break-even rates: collectives on several numbers of ranks, and training.
+#: Themes of the kept runs for the chart of break-even rates: collectives on several numbers of ranks, and training.
 BREAK_EVEN = ("network_4hosts_1gbit", "train_hooks_1gbit")
+#: The numbers of ranks on its axis.
 BREAK_EVEN_RANKS = "2:8192:4"
 
 #: Numbers of ranks at which factors and sizes are looked at, to tell which of the known formulas they follow.

@@ -66,10 +66,11 @@ from commbench.stats.budgets import BUDGETS, TRAINING_BUDGETS, Budget
 
 #: Share of a time limit for the collectives if `bench` also trains.
 COLLECTIVES_SHARE = 0.4
-#: A quick bench makes more launches than the budget, so that intervals are narrow after about three minutes on two
-#: cores: of the collectives up to so many, those beyond the budget's only if all end within so many seconds,
-MOST_LAUNCHES, LAUNCHES_S = 10, 90.0
-#: and so many fresh launches.
+#: The most launches of the collectives in a quick bench, which uses three minutes on two cores for narrow intervals.
+MOST_LAUNCHES = 10
+#: Launches beyond the budget's are left out if all launches would take longer than this number of seconds.
+LAUNCHES_S = 90.0
+#: Fresh launches of the training in a quick bench.
 FRESH_LAUNCHES = 8
 
 
@@ -137,7 +138,7 @@ def bench(
 
 
 def _with_more_launches(task: Task) -> Task:
-    """Return a task of collectives with launches beyond its budget, as many as end in time."""
+    """Return the task with up to `MOST_LAUNCHES` launches of its collectives."""
     (request,) = task.requests
     budget = replace(request.budget, launches=MOST_LAUNCHES)
     request = replace(request, budget=budget, aim_s=LAUNCHES_S, fewest_launches=request.budget.launches)
