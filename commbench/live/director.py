@@ -87,6 +87,10 @@ class BaseDirector(ABC):
     def refuse(self, setting: TrainingCase, reason: str) -> None:
         """Do without a setting that a rank could not prepare."""
 
+    def _name_of(self, setting: TrainingCase) -> str:
+        """Return a setting in words, beside the script's own."""
+        return Choice(**setting_of(setting)).name_beside(Choice(**setting_of(self.settings[0])))
+
     @property
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began_s
@@ -218,7 +222,7 @@ class Director(BaseDirector):
         self._block = self._experiment.next_block(step, self._remaining_s)
         if self._block is None:
             return self._end()
-        self._progress.show(step, self.settings[self._block.setting], self._block.phase)
+        self._progress.show(step, self._name_of(self.settings[self._block.setting]), self._block.phase)
         return Instruction(Order.BLOCK, self._block.setting, UNTIMED + self._block.steps)
 
     def _end(self) -> Instruction:
@@ -235,7 +239,7 @@ class Director(BaseDirector):
         """Leave out a setting that a rank could not prepare."""
         number = self.settings.index(setting)
         why = reason or "another rank could not prepare it"
-        say(f"{Choice(**setting_of(setting)).name} is left out: {why}")
+        say(f"{self._name_of(setting)} is left out: {why}")
         self._run.append(without_result(self._new_record(setting), "failed", Reason.stated(why)))
         self._experiment.leave_out(number)
         self._block = None
@@ -251,7 +255,7 @@ def _conclusion(recommendation: Recommendation | None) -> str:
         return "tuning ended without a comparison: the setting stays as it was"
     best = recommendation.best
     if recommendation.verdict == "change":
-        return f"decided: a step with {best.name} is {best.gain_over(recommendation.baseline_name)}"
+        return f"decided: a step with {recommendation.named(best)} is {best.gain_over(recommendation.baseline_name)}"
     if recommendation.verdict == "keep":
         others = "other that may be used" if any(each.withheld for each in recommendation.altering) else "other"
         return f"decided: the script's own setting stays; no {others} is more than 2 % faster"
@@ -272,11 +276,10 @@ class Progress:
         self._is_terminal = stream.isatty()
         self._is_shown = False
 
-    def show(self, step: int, setting: TrainingCase, phase: str) -> None:
-        """Show the step and the setting that is tried."""
+    def show(self, step: int, name: str, phase: str) -> None:
+        """Show the step and the name of the setting that is tried."""
         if self._is_terminal:
             part = "confirming" if phase == CONFIRM else "trying"
-            name = Choice(**setting_of(setting)).name
             self._stream.write(f"\r\x1b[Kcommbench: step {step}, {part} {name}")
             self._stream.flush()
             self._is_shown = True

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name, switch_words
+from commbench.ddp.plan.cases import DEFAULT_CAP, SWITCHES, TrainingCase, baseline_name, changed_switches, switch_words
 from commbench.errors import InputError
 from commbench.hooks.registry import Effect, find_hook
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
@@ -60,13 +60,24 @@ class Choice:
     @property
     def name(self) -> str:
         """The setting, in words."""
+        return ", ".join([*self._words, *switch_words(self)])
+
+    def name_beside(self, baseline: Choice) -> str:
+        """Return the setting in words, with only those switches that differ from the baseline's."""
+        changed = [switch for switch in SWITCHES if getattr(self, switch.name) != getattr(baseline, switch.name)]
+        switches = [each.words if each in changed_switches(self) else f"without {each.words}" for each in changed]
+        compiled = [f"compiled with {self.compile}"] if self.compile and self.compile != baseline.compile else []
+        return ", ".join([*self._words, *switches, *compiled])
+
+    @property
+    def _words(self) -> list[str]:
+        """The words for all but the switches and torch.compile."""
         case = self.case
         cap = "default buckets" if self.bucket_cap_mb == DEFAULT_CAP else f"{self.bucket_cap_mb} MiB buckets"
         words = [cap if case.is_plain else f"{case.hook_name} with {cap}"]
         words += [] if self.precision == "fp32" else [self.precision]
         words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
-        words += switch_words(self)
-        return ", ".join(words)
+        return words
 
     def gain_over(self, baseline: str) -> str:
         """Return the speedup with its interval: ``1.31 times as fast as the default [1.28, 1.34]``."""
@@ -228,6 +239,10 @@ class Recommendation:
         """The baseline, in words."""
         return baseline_name(is_live=self.is_live)
 
+    def named(self, choice: Choice) -> str:
+        """Return a setting in words; switches that the baseline has too are left out."""
+        return choice.name_beside(self.baseline)
+
     @property
     def has_baseline(self) -> bool:
         """Whether the baseline trained; without it nothing can be recommended."""
@@ -285,11 +300,11 @@ def headline(recommendation: Recommendation) -> str:
 def _change(recommendation: Recommendation, keep: str) -> str:
     """Return what to change; what leaves learning as it is comes first."""
     if recommendation.safe is None or not alters_learning(recommendation.best, recommendation.baseline):
-        return f"change to {recommendation.best.name}"
+        return f"change to {recommendation.named(recommendation.best)}"
     safe = keep
     if recommendation.safe.verdict == "change":
-        safe = f"change to {recommendation.safe.name}, which leaves learning as it is"
-    return f"{safe}, or change to {recommendation.best.name}, which alters learning"
+        safe = f"change to {recommendation.named(recommendation.safe)}, which leaves learning as it is"
+    return f"{safe}, or change to {recommendation.named(recommendation.best)}, which alters learning"
 
 
 def paragraph(recommendation: Recommendation) -> str:
@@ -328,7 +343,7 @@ def safe_sentences(recommendation: Recommendation) -> list[str]:
     if setting_of(safe) == setting_of(recommendation.baseline):
         return [f"No setting that leaves learning as it is was faster than {recommendation.baseline_name}."]
     gain = safe.gain_over(recommendation.baseline_name) + _VERDICT_CLAUSES[safe.verdict]
-    return [f"Of those that leave learning as it is the fastest is {safe.name}, {gain}."]
+    return [f"Of those that leave learning as it is the fastest is {recommendation.named(safe)}, {gain}."]
 
 
 #: Ends the statement of a gain with the verdict on it.
@@ -351,11 +366,11 @@ def altering_sentences(choice: AlteringChoice, recommendation: Recommendation) -
     sentences = []
     if setting_of(choice) != setting_of(recommendation.best):
         gain = choice.gain_over(recommendation.baseline_name) + _VERDICT_CLAUSES[choice.verdict]
-        sentences.append(f"{_EFFECT_WORDS[choice.effect]} the fastest is {choice.name}, {gain}.")
+        sentences.append(f"{_EFFECT_WORDS[choice.effect]} the fastest is {recommendation.named(choice)}, {gain}.")
     if choice.speedup_half is not None:
-        half = next(each.name for each in recommendation.altering if each.effect == "half precision")
+        half = next(recommendation.named(each) for each in recommendation.altering if each.effect == "half precision")
         over_half = dataclasses.replace(choice, speedup=choice.speedup_half, speedup_ci=choice.speedup_half_ci)
-        sentences.append(f"{choice.name} ran {over_half.gain_over(half)}.")
+        sentences.append(f"{recommendation.named(choice)} ran {over_half.gain_over(half)}.")
     proofs = "--accept-loss" if recommendation.is_live else "--max-accuracy-loss or --accept-loss"
     needs = ["name it by --hook or --allow"] if choice.withheld == "unnamed" else []
     needs += [f"give {proofs}"] if choice.withheld and choice.effect == "lossy" else []
@@ -370,7 +385,7 @@ def snippets(recommendation: Recommendation) -> list[tuple[str, str]]:
     slower = [each for each in recommendation.altering if each.snippet and setting_of(each) != setting_of(best)]
     return [
         ("To paste, leaves learning as it is:", safe.snippet),
-        *((f"To paste, {each.name}:", each.snippet) for each in slower),
+        *((f"To paste, {recommendation.named(each)}:", each.snippet) for each in slower),
         ("To paste, faster but alters learning:", recommendation.snippet),
     ]
 
@@ -401,7 +416,7 @@ def warnings_sentence(recommendation: Recommendation) -> str:
 def _without_compression(plain: Choice, baseline: Choice) -> str:
     if setting_of(plain) == setting_of(baseline):
         return "Without compression nothing faster than the default was found."
-    return f"Without compression the fastest is {plain.name}, {plain.gain_over('the default')}."
+    return f"Without compression the fastest is {plain.name_beside(baseline)}, {plain.gain_over('the default')}."
 
 
 def _cost_sentence(choice: Choice, cost: Cost, recommendation: Recommendation) -> str:
@@ -415,7 +430,7 @@ def _cost_sentence(choice: Choice, cost: Cost, recommendation: Recommendation) -
         metric = cost.metric
         text += f"; {cost.metric_name} is {metric.best:.4g} against {metric.baseline:.4g} (paired: {_signed(metric)})"
     if time.difference >= 0:
-        text += f"; in equal time {choice.name} learnt no more than {recommendation.baseline_name}"
+        text += f"; in equal time {recommendation.named(choice)} learnt no more than {recommendation.baseline_name}"
     return f"{text}; {counted(cost.steps, 'step')} are too few to judge the effect on learning."
 
 

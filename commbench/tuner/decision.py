@@ -332,7 +332,11 @@ class _Decision:
             verdict=verdict,
             level=level,
             reason=self._reason(
-                verdict, choices[leader.case] if leader else None, judged_speedup, level, has_withheld=bool(ranked)
+                verdict,
+                choices[leader.case].name_beside(baseline) if leader else "",
+                judged_speedup,
+                level,
+                has_withheld=bool(ranked),
             ),
             snippet=snippet,
             measured_steps=measured_steps(self.records),
@@ -470,26 +474,32 @@ class _Decision:
         chosen = dataclasses.replace(chosen, step_ms=step_ms)
         return dataclasses.replace(chosen, speedup=1.0, speedup_ci=(1.0, 1.0)) if self.fresh else chosen
 
-    def _reason(
-        self, verdict: Verdict, choice: Choice | None, speedup: Speedup | None, level: float, *, has_withheld: bool
-    ) -> str:
-        """Return one sentence: what was compared, the gain and its interval."""
+    def _reason(self, verdict: Verdict, name: str, speedup: Speedup | None, level: float, *, has_withheld: bool) -> str:
+        """Return one sentence on the judged setting: what was compared, the gain and its interval.
+
+        Args:
+            verdict: on the setting.
+            name: of the setting; empty if there is none.
+            speedup: of the setting over the baseline in fresh launches or blocks.
+            level: of the interval.
+            has_withheld: whether settings were measured that may not be recommended.
+        """
         baseline = self._baseline_name
         if self.group.baseline is None:
             subject = f"{baseline[0].upper()}{baseline[1:]}"
             return f"{subject} did not train, so nothing can be compared with it: {self._why_unfit()}."
-        if choice is None and has_withheld:
+        if not name and has_withheld:
             return f"Every alternative to {baseline} that was measured alters learning, and none may be recommended."
-        if choice is None:
+        if not name:
             return f"No alternative to {baseline} was measured well{self._why_none()}."
         if not self.fresh:
-            return f"{choice.name} was the fastest alternative of the {self._stage} but was not measured again in " + (
+            return f"{name} was the fastest alternative of the {self._stage} but was not measured again in " + (
                 "fresh blocks." if is_live(self.info) else "fresh launches."
             )
         if speedup is None or speedup.interval is None:
             effort = counted(speedup.launches if speedup else 0, "launch")
             effort = counted(speedup.blocks, "block") if speedup and speedup.blocks else effort
-            return f"{choice.name} was measured again in {effort} only, which says nothing about the next one."
+            return f"{name} was measured again in {effort} only, which says nothing about the next one."
         low, high = speedup.interval.low, speedup.interval.high
         extent = fresh_extent(speedup.launches, speedup.blocks, is_live=is_live(self.info))
         consequences = {
@@ -498,7 +508,7 @@ class _Decision:
             "inconclusive": f"which neither shows nor excludes a gain beyond {100 * MARGIN:g} %",
         }
         return (
-            f"In {extent} {choice.name} ran {speedup.ratio:.3f} times as fast as {baseline}, "
+            f"In {extent} {name} ran {speedup.ratio:.3f} times as fast as {baseline}, "
             f"{100 * level:.4g} % interval {low:.3f} to {high:.3f}, {consequences[verdict]}."
         )
 

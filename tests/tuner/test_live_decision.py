@@ -61,6 +61,24 @@ def test_verdicts_name_the_script_s_own_setting(five: TrainingRecord, verdict: s
     assert ("keep the script as it is" in recommendation.snippet) == (verdict != "change")
 
 
+@pytest.mark.parametrize(
+    ("own", "best", "name"),
+    [
+        ({"unused_parameters": True}, {"unused_parameters": True}, "5 MiB buckets"),
+        ({"bucket_view": True}, {"bucket_view": False}, "5 MiB buckets, without bucket views"),
+        ({}, {"bucket_view": True}, "5 MiB buckets, bucket views"),
+    ],
+)
+def test_a_setting_is_named_by_what_differs_from_the_script(
+    own: dict[str, bool], best: dict[str, bool], name: str
+) -> None:
+    """Do not advise a switch that the script has set already."""
+    of_script, faster = dataclasses.replace(OWN, **own), dataclasses.replace(FIVE, **best)
+    recommendation = decide([fresh(of_script, 100), fresh(faster, 76.5)], of_script)
+    assert f"train.py on 2 ranks: change to {name}." == headline(recommendation)
+    assert f"fresh blocks of 1 launch {name} ran 1.307 times" in recommendation.reason
+
+
 def test_few_blocks_give_a_warning() -> None:
     """Warn that the interval of a few blocks assumes a distribution."""
     recommendation = decide([fresh(OWN, 100, rounds=4), fresh(FIVE, 50, rounds=4)])

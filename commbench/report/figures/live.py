@@ -42,11 +42,8 @@ class Span:
     """The step after the last."""
     step_ms: float
     """Median of its timed steps, in ms."""
-
-    @property
-    def name(self) -> str:
-        """The setting without its phase."""
-        return Choice(**setting_of(self.case)).name
+    name: str
+    """The setting, beside the script's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,18 +89,19 @@ def course_of(run: Run, prefix: str = "") -> Course | None:
     if not is_live(run.info) or is_watched(run.info) or not records:
         return None
     launch = max(record.launch for record in records)
-    spans = _spans([record for record in records if record.launch == launch])
+    own = Choice(**setting_of(TrainingCase.from_key(run.info["baseline"])))
+    spans = _spans([record for record in records if record.launch == launch], own)
     return Course(
         prefix=prefix,
         launch=launch,
         launches=len({record.launch for record in records}),
         spans=spans,
-        names=_names(spans, TrainingCase.from_key(run.info["baseline"])),
+        names=_names(spans, own.name_beside(own)),
         losses=[loss for loss in run.losses if loss.launch == launch and math.isfinite(loss.loss)],
     )
 
 
-def _spans(records: Sequence[TrainingRecord]) -> list[Span]:
+def _spans(records: Sequence[TrainingRecord], own: Choice) -> list[Span]:
     """Return the blocks of one launch in the order of steps; each lasts until the next one begins."""
     blocks = sorted(
         (
@@ -117,18 +115,23 @@ def _spans(records: Sequence[TrainingRecord]) -> list[Span]:
     )
     following = [*(begin for begin, *_ in blocks[1:]), math.inf]
     return [
-        Span(case=case, begin=begin, end=int(min(end, limit)), step_ms=step_ms)
+        Span(
+            case=case,
+            begin=begin,
+            end=int(min(end, limit)),
+            step_ms=step_ms,
+            name=Choice(**setting_of(case)).name_beside(own),
+        )
         for (begin, end, step_ms, case), limit in zip(blocks, following, strict=True)
     ]
 
 
-def _names(spans: Sequence[Span], baseline: TrainingCase) -> list[str]:
+def _names(spans: Sequence[Span], own: str) -> list[str]:
     """Return the names of the settings: the script's own, then the others, the fastest first."""
     times_ms: dict[str, list[float]] = {}
     for span in spans:
         times_ms.setdefault(span.name, []).append(span.step_ms)
-    first = Choice(**setting_of(baseline)).name
-    return [first, *sorted(times_ms.keys() - {first}, key=lambda name: median(times_ms[name]))]
+    return [own, *sorted(times_ms.keys() - {own}, key=lambda name: median(times_ms[name]))]
 
 
 def _colours(course: Course) -> dict[str, str]:
