@@ -77,7 +77,7 @@ SLURM = re.compile(r"srun|sbatch|SBATCH")
 KEPT = ROOT / "results"
 PAIR = KEPT / "self_check_xeon2core_20261121" / "pair1"
 RUNS = {"monday": PAIR / "a", "friday": PAIR / "b", "good/first": PAIR / "a", "new": PAIR / "b"}
-OTHER_RUN = KEPT / "bench_xeon2core_20261124"
+OTHER_RUN = KEPT / "bench_xeon2core_20261125"
 #: A training that knows nothing of commbench, under any launcher.
 TRAINING = """
 import os
@@ -322,8 +322,8 @@ def test_commands_run(text: str, place: Path) -> None:
         ("torchrun --nproc-per-node 2 -m commbench run --bogus", True, "No such option"),
         ("commbench lab run -- commbench train --bogus", True, "No such option"),
         ("commbench tune --bogus -- torchrun train.py", True, "No such option"),
-        ("commbench run quick --out results/bench_xeon2core_20261124", False, "bench_xeon2core_20261124"),
-        ("python benchmarks/accuracy.py --out results/accuracy_xeon2core_20261124", False, "not an empty directory"),
+        ("commbench run quick --out results/bench_xeon2core_20261125", False, "bench_xeon2core_20261125"),
+        ("python benchmarks/accuracy.py --out results/accuracy_xeon2core_20261125", False, "not an empty directory"),
         ("commbench report results/mine --bogus", False, "No such option"),
         ("commbench import osu_allreduce.txt", False, "say so with -n"),
     ],

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "benchmarks" / "launch"
-KEPT = ROOT / "results" / "bench_xeon2core_20261124"
+KEPT = ROOT / "results" / "bench_xeon2core_20261125"
 
 
 def done(*words: str | Path, cwd: Path, **variables: str) -> "subprocess.CompletedProcess[str]":

@@ -400,9 +400,10 @@ def test_table_holds_no_more_than_a_browser_bears() -> None:
 @pytest.mark.parametrize(
     ("name", "pasted"),
     [
-        ("live_trainer_300mbit_xeon2core_20261124", ["To paste: # add to TrainingArguments:"]),
-        ("train_resnet18_int8_1gbit_xeon2core_20261124", ["To paste, faster but alters learning: from torch"]),
-        ("bench_xeon2core_20261124", []),
+        ("live_trainer_300mbit_xeon2core_20261125", ["To paste: # add to TrainingArguments:"]),
+        ("train_resnet18_int8_1gbit_xeon2core_20261125", ["To paste, faster but alters learning: from torch"]),
+        ("bench_xeon2core_20261125", ["To paste: from torch"]),
+        ("train_aligned_8hosts_200mbit_xeon2core_20261124", []),
     ],
 )
 def test_the_first_screen_has_a_sentence_and_what_to_paste(name: str, pasted: list[str]) -> None:

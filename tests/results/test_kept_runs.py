@@ -13,7 +13,9 @@ from commands import Command
 from kept import KEPT, RESULTS, kept_names, table_of_kept_runs
 
 from commbench.analysis.runs import network_model, straggler_findings
+from commbench.ddp.plan.cases import SWEEP
 from commbench.results import Run, load_run
+from commbench.stats.intervals import median, median_interval
 
 ROOT = Path(__file__).parents[2]
 TABLE = table_of_kept_runs()
@@ -99,6 +101,7 @@ def test_an_emulated_cluster_is_that_of_the_table(name: str) -> None:
         ("docs/output.md", "bench output", "bench"),
         ("docs/output.md", "train output", "train_resnet18_batch1_1gbit"),
         ("docs/tuning.md", "sweep output", "train_resnet18_1gbit"),
+        ("docs/tuning.md", "tune output", "tune_resnet18_batch1_1gbit"),
     ],
 )
 def test_output_in_pages_is_what_report_prints(
@@ -143,7 +146,6 @@ def test_figures_of_the_self_check() -> None:
 @pytest.mark.parametrize(
     ("name", "decimals", "pages"),
     [
-        ("train_digits_100mbit", 2, ["docs/evidence.md"]),
         ("train_resnet18_1gbit", 2, ["docs/output.md", "docs/tuning.md"]),
         ("live_trainer_300mbit", 3, ["docs/tune-your-training.md", "README.md"]),
     ],
@@ -169,14 +171,28 @@ def test_figures_of_int8() -> None:
     )
 
 
-def test_figures_of_accuracy_lost() -> None:
-    """State top-k's loss on the digits from the paired seeds."""
-    recommendation = kept("train_digits_100mbit").recommendation
-    assert recommendation is not None
-    metric = recommendation.cost.metric
-    points = [100 * number for number in (metric.difference, *metric.difference_ci)]
-    middle, low, high = (f"{point + 0.0:.1f}" for point in points)
-    assert f"{middle} points [{low}, {high}]" in page("docs/evidence.md")
+@pytest.mark.parametrize(
+    ("name", "scale", "decimals"), [("learning_digits_100mbit", 100, 1), ("learning_text_100mbit", 1, 3)]
+)
+def test_figures_of_learning(name: str, scale: float, decimals: int) -> None:
+    """State the speedup of each lossy hook and the change of its metric, paired by seed."""
+    run, text = kept(name), page("docs/evidence.md")
+    metrics: dict[tuple[str, str], dict[int, float]] = {}
+    for record in run.training_records:
+        if record.metrics and record.case.phase == SWEEP:
+            metrics.setdefault((record.case.hook, record.case.hook_options), {})[record.launch] = (
+                scale * record.metrics[-1][1]
+            )
+    dense = metrics.pop(("none", ""))
+    for row in run.training_rows:
+        hook = (row.hook, row.hook_options)
+        if hook in metrics:
+            changes = [metrics[hook][launch] - dense[launch] for launch in sorted(dense)]
+            interval = median_interval(changes)
+            assert interval is not None
+            middle, low, high = (f"{number:+.{decimals}f}" for number in (median(changes), interval.low, interval.high))
+            speedup = f"{row.speedup:.2f} [{row.speedup_ci_low:.2f}, {row.speedup_ci_high:.2f}]"
+            assert f"| {speedup} | {middle} [{low}, {high}] |" in text, hook
 
 
 def test_figures_of_the_slow_host() -> None:
@@ -184,9 +200,8 @@ def test_figures_of_the_slow_host() -> None:
     worst = max(straggler_findings(kept("matrix_slow_host")).stragglers, key=lambda straggler: straggler.factor)
     assert worst.ci is not None
     low, high = (f"{bound:.2f}" for bound in worst.ci)
-    text = f"{worst.factor:.1f} times"
-    assert f"takes {text} [{low}, {high}]" in page("docs/evidence.md").replace("take ", "takes ")
-    assert f"{text} as long [{low}, {high}]" in page("README.md")
+    assert f"take {worst.factor:.3g} times [{low}, {high}]" in page("docs/evidence.md")
+    assert f"{worst.factor:.1f} times as long [{low}, {high}]" in page("README.md")
 
 
 def test_figures_of_links() -> None:
