@@ -75,9 +75,15 @@ def test_every_field_of_kept_runs_is_described() -> None:
     assert [] == sorted(name for name in fields if f"`{name}`" not in page)
 
 
-@pytest.mark.parametrize(
-    "name", [*load_generator().FIGURES, *load_generator().DRAWN] if importlib.util.find_spec("torch") else []
-)
+def figures() -> list[Any]:
+    """Return the names of the drawings; the search for break-even rates takes longer than all others together."""
+    if not importlib.util.find_spec("torch"):
+        return []
+    names = [*load_generator().FIGURES, *load_generator().DRAWN]
+    return [pytest.param(name, marks=[pytest.mark.slow] if name == "break_even.png" else []) for name in names]
+
+
+@pytest.mark.parametrize("name", figures())
 def test_figures_are_drawn_from_kept_runs(name: str) -> None:
     """Find the drawings of docs/generate.py in docs/figures, except for a few pixels that depend on libraries."""
     from matplotlib.image import imread
