@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from commbench.ddp.plan.cases import DEFAULT_CAP, SWITCHES, TrainingCase, baseline_name, changed_switches, switch_words
+from commbench.ddp.plan.cases import DEFAULT_CAP, TrainingCase, baseline_name, switch_words
 from commbench.errors import InputError
 from commbench.hooks.registry import Effect, find_hook
 from commbench.schema import Diverging, JsonMapping, JsonObject, read_as
@@ -60,24 +60,16 @@ class Choice:
     @property
     def name(self) -> str:
         """The setting, in words."""
-        return ", ".join([*self._words, *switch_words(self)])
+        return self.name_beside(None)
 
-    def name_beside(self, baseline: Choice) -> str:
-        """Return the setting in words, with only those switches that differ from the baseline's."""
-        changed = [switch for switch in SWITCHES if getattr(self, switch.name) != getattr(baseline, switch.name)]
-        switches = [each.words if each in changed_switches(self) else f"without {each.words}" for each in changed]
-        compiled = [f"compiled with {self.compile}"] if self.compile and self.compile != baseline.compile else []
-        return ", ".join([*self._words, *switches, *compiled])
-
-    @property
-    def _words(self) -> list[str]:
-        """The words for all but the switches and torch.compile."""
+    def name_beside(self, baseline: Choice | None) -> str:
+        """Return the setting in words; switches that the baseline has too are left out."""
         case = self.case
         cap = "default buckets" if self.bucket_cap_mb == DEFAULT_CAP else f"{self.bucket_cap_mb} MiB buckets"
         words = [cap if case.is_plain else f"{case.hook_name} with {cap}"]
         words += [] if self.precision == "fp32" else [self.precision]
         words += [f"accumulation {self.accumulation}"] if self.accumulation > 1 else []
-        return words
+        return ", ".join([*words, *switch_words(self, baseline)])
 
     def gain_over(self, baseline: str) -> str:
         """Return the speedup with its interval: ``1.31 times as fast as the default [1.28, 1.34]``."""

@@ -62,10 +62,16 @@ def changed_switches(setting: Any) -> list[Switch]:  # noqa: ANN401 - a case, a 
     return [switch for switch in SWITCHES if getattr(setting, switch.name) not in {None, switch.default}]
 
 
-def switch_words(setting: Any) -> list[str]:  # noqa: ANN401 - as above
-    """Return the words in a setting's name for its switches and for torch.compile."""
-    words = [switch.words for switch in changed_switches(setting)]
-    return [*words, f"compiled with {setting.compile}"] if setting.compile else words
+def switch_words(setting: Any, baseline: Any = None) -> list[str]:  # noqa: ANN401 - as above
+    """Return the words in a setting's name for switches and torch.compile that differ from the baseline's.
+
+    Without a baseline they are those that differ from DDP's default.
+    """
+    changed, shared = changed_switches(setting), changed_switches(baseline) if baseline is not None else []
+    words = [switch.words for switch in changed if switch not in shared]
+    words += [f"without {switch.words}" for switch in shared if switch not in changed]
+    is_alike = baseline is not None and setting.compile == baseline.compile
+    return words if is_alike or not setting.compile else [*words, f"compiled with {setting.compile}"]
 
 
 @dataclass(frozen=True, kw_only=True)
